@@ -1,0 +1,1 @@
+"""What this recipe adds to ESPnet3's ASR system."""
