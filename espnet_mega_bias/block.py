@@ -1,0 +1,354 @@
+"""Moving average equipped gated attention (MEGA) block."""
+
+from typing import Optional
+
+import torch
+
+from espnet_mega_bias.ema import MultiHeadDampedEMA
+from espnet_mega_bias.position_bias import (
+    OffsetBias,
+    RelativePositionBias,
+    RotaryRelativePositionBias,
+)
+
+REL_POS_BIAS_TYPES = ("simple", "rotary")
+
+
+class MEGA(torch.nn.Module):
+    """MEGA block with one causal attention head.
+
+    Input x (B, U, D), activation phi, S = qk_size, V = v_size:
+
+    v      = phi(W_v x)                                          (B, U, V)
+    e      = EMA(x)                                              (B, U, D)
+    u | z,g | h0 = W_mx e,  u = sigmoid(u),  z,g = phi(z,g)      D | S, V | D
+    query  = z * w_0 + b_0,  key = z * w_1 + b_1                 (B, U, S)
+    o      = softmax(query key^T / sqrt(S) + bias + mask) v      (B, U, V)
+    h      = phi(h0 + W_h (o * g))                               (B, U, D)
+    out    = norm(x + u * (h - x))
+
+    With `chunk_size` C > 0, attention stays inside chunks of C positions, while the
+    EMA runs across them.
+
+    Source: arXiv:2209.10655, and
+    espnet/espnet@202511 espnet2/asr_transducer/decoder/blocks/mega.py
+
+    Args:
+        size: Input/output size D.
+        num_heads: Number of EMA heads.
+        qk_size: Query and key size S.
+        v_size: Value size V.
+        activation: Activation function phi (ReLU if None).
+        normalization: Normalization module (LayerNorm over D if None).
+        rel_pos_bias_type: "simple" (learned table) or "rotary".
+        max_positions: Longest sequence, in positions (None = no limit, rotary only);
+            with `chunk_size` > 0 the chunk takes its place.
+        truncation_length: Number of inputs that an EMA output depends on (None = all).
+        chunk_size: Chunk size C of the attention (0 or below = full context).
+        dropout_rate: Dropout rate of the values and of the block output.
+        att_dropout_rate: Dropout rate of the attention weights.
+        ema_dropout_rate: Dropout rate of the EMA output.
+
+    Raises:
+        ValueError: If `rel_pos_bias_type` is unknown, or "simple" without
+            `max_positions`, or a size is out of range.
+
+    """
+
+    def __init__(
+        self,
+        size: int = 512,
+        num_heads: int = 4,
+        qk_size: int = 128,
+        v_size: int = 1024,
+        activation: Optional[torch.nn.Module] = None,
+        normalization: Optional[torch.nn.Module] = None,
+        rel_pos_bias_type: str = "simple",
+        max_positions: Optional[int] = 2048,
+        truncation_length: Optional[int] = None,
+        chunk_size: int = -1,
+        dropout_rate: float = 0.0,
+        att_dropout_rate: float = 0.0,
+        ema_dropout_rate: float = 0.0,
+    ) -> None:
+        """Construct a MEGA object."""
+        super().__init__()
+
+        activation = torch.nn.ReLU() if activation is None else activation
+
+        self.multihead_damped_ema = MultiHeadDampedEMA(
+            size,
+            num_heads=num_heads,
+            activation=activation,
+            truncation_length=truncation_length,
+        )
+
+        self.rel_pos_bias = _build_bias(
+            rel_pos_bias_type,
+            qk_size,
+            chunk_size if chunk_size > 0 else max_positions,
+        )
+
+        self.proj_v = torch.nn.Linear(size, v_size)
+        self.proj_mx = torch.nn.Linear(size, qk_size + v_size + 2 * size)
+        self.proj_h = torch.nn.Linear(v_size, size)
+
+        self.qk_weight = torch.nn.Parameter(torch.empty(2, qk_size))
+        self.qk_bias = torch.nn.Parameter(torch.empty(2, qk_size))
+
+        self.activation = activation
+        self.normalization = (
+            torch.nn.LayerNorm(size) if normalization is None else normalization
+        )
+
+        self.dropout = torch.nn.Dropout(p=dropout_rate)
+        self.dropout_attn = torch.nn.Dropout(p=att_dropout_rate)
+        self.dropout_ema = torch.nn.Dropout(p=ema_dropout_rate)
+
+        self.size = size
+        self.qk_size = qk_size
+        self.v_size = v_size
+        self.chunk_size = chunk_size
+        self.scaling = qk_size**-0.5
+
+        self.reset_parameters()
+
+    def reset_parameters(self, val: float = 0.0, std: float = 0.02) -> None:
+        """Draw the projections from a normal distribution, set their biases to `val`.
+
+        Args:
+            val: Mean, and value of the biases.
+            std: Standard deviation.
+
+        """
+        for layer in (self.proj_v, self.proj_mx, self.proj_h):
+            torch.nn.init.normal_(layer.weight, mean=val, std=std)
+            torch.nn.init.constant_(layer.bias, val)
+
+        torch.nn.init.normal_(self.qk_weight, mean=val, std=std)
+        torch.nn.init.constant_(self.qk_bias, val)
+
+    def forward(
+        self, x: torch.Tensor, padding: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Compute the block over whole sequences.
+
+        Args:
+            x: Input sequences. (B, U, D)
+            padding: True where a position is padding: kept out of the EMA, never a
+                key. Its own output is finite and means nothing. (B, U), bool
+
+        Returns:
+            : Output sequences. (B, U, D)
+
+        Raises:
+            TypeError: If `padding` is not boolean.
+            ValueError: If U is above `max_positions`, without `chunk_size`.
+
+        """
+        if padding is not None and padding.dtype != torch.bool:
+            raise TypeError(f"padding must be a bool tensor, got {padding.dtype}")
+
+        value = self.activation(self.proj_v(x))
+        average = self.multihead_damped_ema(x, padding)
+
+        update, query, key, gate, candidate = self._gates(average)
+
+        length = x.size(1)
+        chunk = self.chunk_size if 0 < self.chunk_size < length else length
+
+        if chunk < length:
+            query, key, value = (
+                self._into_chunks(y, chunk) for y in (query, key, value)
+            )
+
+            if padding is not None:
+                padding = self._into_chunks(padding.unsqueeze(-1), chunk).squeeze(-1)
+
+        attended = self._attend(
+            query, key, value, self.rel_pos_bias.causal(chunk), padding
+        )
+
+        if chunk < length:
+            attended = attended.reshape(x.size(0), -1, self.v_size)[:, :length]
+
+        return self._output(x, update, attended, gate, candidate)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        ema_state: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        padding: Optional[torch.Tensor] = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute the block at the next position of each sequence.
+
+        Args:
+            x: Input. (B, D)
+            ema_state: EMA state before this position.
+            keys: Keys that may be attended to, the latest ones last, L in each row:
+                shorter rows are filled up on the left. (B, L, S)
+            values: Values that belong to the keys. (B, L, V)
+            padding: True where a row of `keys`, or at the end the current position, is
+                padding. (B, L + 1), bool
+
+        Returns:
+            : Output. (B, D)
+            : EMA state after this position.
+            : Keys, the current one last. (B, L + 1, S)
+            : Values, likewise. (B, L + 1, V)
+
+        Raises:
+            ValueError: If L + 1 is above `max_positions` or above the chunk.
+
+        """
+        value = self.activation(self.proj_v(x))
+        average, ema_state = self.multihead_damped_ema.step(
+            x, ema_state, None if padding is None else padding[:, -1]
+        )
+
+        update, query, key, gate, candidate = self._gates(average)
+
+        keys = torch.cat([keys, key.unsqueeze(1).to(keys.dtype)], dim=1)
+        values = torch.cat([values, value.unsqueeze(1).to(values.dtype)], dim=1)
+
+        attended = self._attend(
+            query.unsqueeze(1),
+            keys,
+            values,
+            self.rel_pos_bias.last_row(keys.size(1)),
+            padding,
+        )
+
+        out = self._output(x, update, attended.squeeze(1), gate, candidate)
+
+        return out, ema_state, keys, values
+
+    def _gates(self, average: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Compute everything that comes from the EMA output.
+
+        Args:
+            average: EMA output. (..., D)
+
+        Returns:
+            : Update gate u. (..., D)
+            : Query. (..., S)
+            : Key. (..., S)
+            : Attention gate g. (..., V)
+            : Candidate h0 before the attention is added. (..., D)
+
+        """
+        update, gates, candidate = torch.split(
+            self.proj_mx(self.dropout_ema(average)),
+            [self.size, self.qk_size + self.v_size, self.size],
+            dim=-1,
+        )
+        shared, gate = torch.split(
+            self.activation(gates), [self.qk_size, self.v_size], dim=-1
+        )
+
+        query, key = (
+            torch.addcmul(bias, shared, weight)
+            for bias, weight in zip(self.qk_bias, self.qk_weight, strict=True)
+        )
+
+        return torch.sigmoid(update), query, key, gate, candidate
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor,
+        padding: Optional[torch.Tensor],
+    ) -> torch.Tensor:
+        """Attend to the keys that are no padding; zero where there is none.
+
+        Args:
+            query: Queries. (B, Q, S)
+            key: Keys. (B, K, S)
+            value: Values. (B, K, V)
+            bias: Added to the scores, -inf where a key comes later. (Q, K) or (K,)
+            padding: True where a key is padding. (B, K), bool
+
+        Returns:
+            : Weighted values. (B, Q, V)
+
+        """
+        scores = torch.matmul(query * self.scaling, key.transpose(1, 2)) + bias
+
+        if padding is not None:
+            # Not -inf: a row with padding alone would become NaN.
+            padding = padding.unsqueeze(1)
+            scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
+
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        weights = torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype)
+
+        if padding is not None:
+            weights = weights.masked_fill(padding, 0.0)
+
+        return torch.matmul(self.dropout_attn(weights), self.dropout(value))
+
+    def _output(
+        self,
+        x: torch.Tensor,
+        update: torch.Tensor,
+        attended: torch.Tensor,
+        gate: torch.Tensor,
+        candidate: torch.Tensor,
+    ) -> torch.Tensor:
+        """Mix the gated attention into the input.
+
+        Args:
+            x: Block input. (..., D)
+            update: Update gate u. (..., D)
+            attended: Attention output o. (..., V)
+            gate: Attention gate g. (..., V)
+            candidate: Candidate h0. (..., D)
+
+        Returns:
+            : Block output. (..., D)
+
+        """
+        hidden = self.activation(candidate + self.proj_h(attended * gate))
+        hidden = self.dropout(hidden)
+
+        return self.normalization(torch.addcmul(x, update, hidden - x))
+
+    @staticmethod
+    def _into_chunks(x: torch.Tensor, chunk: int) -> torch.Tensor:
+        """Cut sequences into chunks, the last one filled up with zeros.
+
+        Args:
+            x: Sequences. (B, U, F)
+            chunk: Chunk size C.
+
+        Returns:
+            : Chunks of all sequences. (B * ceil(U / C), C, F)
+
+        """
+        x = torch.nn.functional.pad(x, (0, 0, 0, -x.size(1) % chunk))
+
+        return x.reshape(-1, chunk, x.size(-1))
+
+
+def _build_bias(
+    rel_pos_bias_type: str, qk_size: int, max_positions: Optional[int]
+) -> OffsetBias:
+    if rel_pos_bias_type == "rotary":
+        return RotaryRelativePositionBias(qk_size, max_positions)
+
+    if rel_pos_bias_type != "simple":
+        raise ValueError(
+            f"rel_pos_bias_type must be one of {', '.join(REL_POS_BIAS_TYPES)}, "
+            f"got {rel_pos_bias_type!r}"
+        )
+
+    if max_positions is None:
+        raise ValueError(
+            "max_positions must be a number with rel_pos_bias_type simple, got None"
+        )
+
+    return RelativePositionBias(max_positions)

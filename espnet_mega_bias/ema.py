@@ -1,0 +1,309 @@
+"""Multi-head damped exponential moving average (EMA)."""
+
+import math
+from typing import Optional
+
+import torch
+
+from espnet_mega_bias.position_bias.toeplitz import toeplitz
+
+# Positions filtered by one matrix product; longer sequences carry the state over.
+_BLOCK_LENGTH = 64
+
+
+class MultiHeadDampedEMA(torch.nn.Module):
+    """Damped EMA over positions, H heads for each feature.
+
+    p      = sigmoid(damping_factor)
+    q      = 1 - p * sigmoid(decay_factor)
+    ema_t  = q * ema_{t-1} + p * expansion * x_t                       (D, H)
+    out_t  = activation(sum_h(ema_t * projection / sqrt(H)) + omega * x_t)
+
+    As a convolution, the sum over heads is sum_l kernel_l x_{t-l} with
+    kernel_l = sum_h p * expansion * projection / sqrt(H) * q^l. The sequence form
+    computes it by causal matrix products, which never mix a later input into an
+    earlier output, not even by rounding (an FFT does). With `truncation_length` M
+    both forms drop the inputs M or more positions back.
+
+    Source: arXiv:2209.10655, section 3.1, and
+    espnet/espnet@202511 espnet2/asr_transducer/decoder/modules/mega/multi_head_damped_ema.py
+
+    Args:
+        size: Number of features D.
+        num_heads: Number of EMA heads H.
+        activation: Activation function phi (ReLU if None).
+        truncation_length: Number of inputs, the current one included, that an output
+            depends on (None = all).
+
+    Raises:
+        ValueError: If `size`, `num_heads` or `truncation_length` is below 1.
+
+    """  # noqa: E501 (a path cannot be broken)
+
+    def __init__(
+        self,
+        size: int,
+        num_heads: int = 4,
+        activation: Optional[torch.nn.Module] = None,
+        truncation_length: Optional[int] = None,
+    ) -> None:
+        """Construct a MultiHeadDampedEMA object."""
+        super().__init__()
+
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+
+        if truncation_length is not None and truncation_length < 1:
+            raise ValueError(
+                f"truncation_length must be at least 1 or null, got {truncation_length}"
+            )
+
+        self.size = size
+        self.num_heads = num_heads
+        self.truncation_length = truncation_length
+
+        self.damping_factor = torch.nn.Parameter(torch.empty(size, num_heads, 1))
+        self.decay_factor = torch.nn.Parameter(torch.empty(size, num_heads, 1))
+        self.ema_expansion_matrix = torch.nn.Parameter(torch.empty(size, num_heads, 1))
+        self.kernel_projection_matrix = torch.nn.Parameter(torch.empty(size, num_heads))
+        self.residual_weight = torch.nn.Parameter(torch.empty(size))
+
+        self.activation = torch.nn.ReLU() if activation is None else activation
+
+        self.reset_parameters()
+
+    def reset_parameters(
+        self, val: float = 0.0, std1: float = 0.2, std2: float = 1.0
+    ) -> None:
+        """Draw the parameters from normal distributions.
+
+        Args:
+            val: Mean.
+            std1: Standard deviation of the damping and decay factors.
+            std2: Standard deviation of the projection and the residual weight.
+
+        """
+        torch.nn.init.normal_(self.damping_factor, mean=val, std=std1)
+        torch.nn.init.normal_(self.decay_factor, mean=val, std=std1)
+
+        with torch.no_grad():
+            # Heads start with alternating signs.
+            self.ema_expansion_matrix.normal_(mean=val, std=0.02)
+            self.ema_expansion_matrix[:, 0::2] += 1.0
+            self.ema_expansion_matrix[:, 1::2] -= 1.0
+
+        torch.nn.init.normal_(self.kernel_projection_matrix, mean=val, std=std2)
+        torch.nn.init.normal_(self.residual_weight, mean=val, std=std2)
+
+    def coefficients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute the coefficients of the recurrence, in float32 or wider.
+
+        Returns:
+            : Weight of the input, p * expansion. (D, H)
+            : Weight of the previous state, q, between 0 and 1. (D, H)
+            : Weight of the state in the output, projection / sqrt(H). (D, H)
+
+        """
+        wide = torch.promote_types(self.damping_factor.dtype, torch.float32)
+
+        damping = torch.sigmoid(self.damping_factor.to(wide).squeeze(-1))
+        decay = torch.sigmoid(self.decay_factor.to(wide).squeeze(-1))
+
+        return (
+            damping * self.ema_expansion_matrix.to(wide).squeeze(-1),
+            1.0 - damping * decay,
+            self.kernel_projection_matrix.to(wide) / math.sqrt(self.num_heads),
+        )
+
+    def kernel(self, length: int) -> torch.Tensor:
+        """Compute the weights of the inputs by lag, in float32 or wider.
+
+        Args:
+            length: Number of lags L, from 0 (the current input) on.
+
+        Returns:
+            : Kernel, not truncated. (D, L)
+
+        """
+        input_weight, retention, output_weight = self.coefficients()
+
+        return torch.einsum(
+            "dh,dhl->dl", input_weight * output_weight, _powers(retention, length)
+        )
+
+    def forward(
+        self, x: torch.Tensor, padding: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Compute the EMA of whole sequences.
+
+        Args:
+            x: Input sequences. (B, U, D)
+            padding: True where an input is kept out of the average. (B, U), bool
+
+        Returns:
+            : Output sequences. (B, U, D)
+
+        """
+        inputs = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
+        length = x.size(1)
+
+        if self.truncation_length is not None and self.truncation_length < length:
+            average = self._filter_truncated(inputs, self.truncation_length)
+        else:
+            average = self._filter(inputs)
+
+        return self._output(average.to(x.dtype), x)
+
+    def init_state(self) -> torch.Tensor:
+        """Make the state before the first position of one sequence.
+
+        Returns:
+            : State of the heads, (D, H); with `truncation_length`, the inputs so far
+                that later outputs depend on, (0, D).
+
+        """
+        if self.truncation_length is None:
+            return self.residual_weight.new_zeros(self.size, self.num_heads)
+
+        return self.residual_weight.new_zeros(0, self.size)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        state: torch.Tensor,
+        padding: Optional[torch.Tensor] = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the EMA at the next position.
+
+        Args:
+            x: Input. (B, D)
+            state: State before this position. (B, D, H); with `truncation_length`, the
+                previous inputs, older ones first. (B, L, D)
+            padding: True where the input is kept out of the average. (B,), bool
+
+        Returns:
+            : Output. (B, D)
+            : State after this position, a new tensor. Shape as `state`; with
+                `truncation_length`, one input longer up to `truncation_length` - 1.
+
+        """
+        inputs = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
+
+        if self.truncation_length is None:
+            input_weight, retention, output_weight = self.coefficients()
+
+            new_state = torch.addcmul(
+                retention * state, input_weight, inputs.unsqueeze(-1)
+            )
+            average = (new_state * output_weight).sum(-1)
+        else:
+            seen = torch.cat([state, inputs.unsqueeze(1)], dim=1)
+            seen = seen[:, -self.truncation_length :]
+
+            kernel = self.kernel(seen.size(1)).flip(-1)
+            average = (seen * kernel.transpose(0, 1)).sum(1)
+
+            new_state = seen[:, max(seen.size(1) - self.truncation_length + 1, 0) :]
+
+        return self._output(average.to(x.dtype), x), new_state.to(state.dtype)
+
+    def _output(self, average: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(torch.addcmul(average, x, self.residual_weight))
+
+    def _filter(self, x: torch.Tensor) -> torch.Tensor:
+        """Filter by blocks: a product inside each block, the state across blocks.
+
+        Args:
+            x: Input sequences. (B, U, D)
+
+        Returns:
+            : Sum over heads of the EMA. (B, U, D)
+
+        """
+        batch, length, size = x.shape
+
+        num_blocks = math.ceil(length / _BLOCK_LENGTH)
+        block_length = math.ceil(length / num_blocks)
+
+        x = torch.nn.functional.pad(x, (0, 0, 0, num_blocks * block_length - length))
+        x = x.view(batch, num_blocks, block_length, size)
+
+        # Features in front: one matrix product per feature, all its rows contiguous.
+        x = x.permute(3, 2, 0, 1).reshape(size, block_length, -1)  # (D, K, B * N)
+
+        input_weight, retention, output_weight = self.coefficients()
+        powers = _powers(retention, block_length + 1)  # (D, H, K + 1)
+
+        add = input_weight.unsqueeze(-1) * powers[..., :-1]
+        kernel = torch.einsum("dh,dhl->dl", output_weight, add)
+        lags = torch.nn.functional.pad(kernel.flip(-1), (0, block_length - 1))
+
+        out = torch.bmm(toeplitz(lags, block_length).to(x.dtype), x)
+
+        if num_blocks > 1:
+            # What each block adds to the state, as of its own end.
+            added = torch.bmm(add.flip(-1).to(x.dtype), x)
+            added = added.view(size, -1, batch, num_blocks)
+            keep = powers[..., -1:].to(x.dtype)
+
+            states = [torch.zeros_like(added[..., 0])]
+            for block in range(num_blocks - 1):
+                states.append(torch.addcmul(added[..., block], keep, states[-1]))
+
+            read = (output_weight.unsqueeze(-1) * powers[..., 1:]).to(x.dtype)
+            states = torch.stack(states, dim=-1).flatten(2)
+            out = torch.baddbmm(out, read.transpose(1, 2), states)
+
+        out = out.view(size, block_length, batch, num_blocks).permute(2, 3, 1, 0)
+
+        return out.reshape(batch, -1, size)[:, :length]
+
+    def _filter_truncated(self, x: torch.Tensor, reach: int) -> torch.Tensor:
+        """Filter by blocks, each from the inputs within reach of its positions.
+
+        Args:
+            x: Input sequences. (B, U, D)
+            reach: Number of inputs an output depends on.
+
+        Returns:
+            : Sum over heads of the truncated EMA. (B, U, D)
+
+        """
+        batch, length, size = x.shape
+
+        num_blocks = math.ceil(length / max(_BLOCK_LENGTH, reach))
+        block_length = math.ceil(length / num_blocks)
+
+        x = torch.nn.functional.pad(
+            x, (0, 0, reach - 1, num_blocks * block_length - length)
+        )
+        windows = x.unfold(1, block_length + reach - 1, block_length)  # (B, N, D, W)
+        windows = windows.permute(2, 3, 0, 1).reshape(size, -1, batch * num_blocks)
+
+        lags = torch.nn.functional.pad(
+            self.kernel(reach).flip(-1), (block_length - 1, block_length - 1)
+        )
+
+        out = torch.bmm(toeplitz(lags, block_length).to(x.dtype), windows)
+        out = out.view(size, block_length, batch, num_blocks).permute(2, 3, 1, 0)
+
+        return out.reshape(batch, -1, size)[:, :length]
+
+
+def _powers(base: torch.Tensor, length: int) -> torch.Tensor:
+    """Raise to the powers 0, ..., length - 1.
+
+    Args:
+        base: Positive numbers. (D, H)
+        length: Number of powers L.
+
+    Returns:
+        : Powers. (D, H, L)
+
+    """
+    exponent = torch.arange(length, device=base.device, dtype=base.dtype)
+
+    return torch.exp(torch.log(base).unsqueeze(-1) * exponent)
