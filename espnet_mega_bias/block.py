@@ -1,7 +1,5 @@
 """Moving average equipped gated attention (MEGA) block."""
 
-from typing import Optional
-
 import torch
 
 from espnet_mega_bias.ema import MultiHeadDampedEMA
@@ -61,11 +59,11 @@ class MEGA(torch.nn.Module):
         num_heads: int = 4,
         qk_size: int = 128,
         v_size: int = 1024,
-        activation: Optional[torch.nn.Module] = None,
-        normalization: Optional[torch.nn.Module] = None,
+        activation: torch.nn.Module | None = None,
+        normalization: torch.nn.Module | None = None,
         rel_pos_bias_type: str = "simple",
-        max_positions: Optional[int] = 2048,
-        truncation_length: Optional[int] = None,
+        max_positions: int | None = 2048,
+        truncation_length: int | None = None,
         chunk_size: int = -1,
         dropout_rate: float = 0.0,
         att_dropout_rate: float = 0.0,
@@ -129,7 +127,7 @@ class MEGA(torch.nn.Module):
         torch.nn.init.constant_(self.qk_bias, val)
 
     def forward(
-        self, x: torch.Tensor, padding: Optional[torch.Tensor] = None
+        self, x: torch.Tensor, padding: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute the block over whole sequences.
 
@@ -180,7 +178,7 @@ class MEGA(torch.nn.Module):
         ema_state: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        padding: Optional[torch.Tensor] = None,
+        padding: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compute the block at the next position of each sequence.
 
@@ -261,7 +259,7 @@ class MEGA(torch.nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         bias: torch.Tensor,
-        padding: Optional[torch.Tensor],
+        padding: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attend to the keys that are no padding; zero where there is none.
 
@@ -335,7 +333,7 @@ class MEGA(torch.nn.Module):
 
 
 def _build_bias(
-    rel_pos_bias_type: str, qk_size: int, max_positions: Optional[int]
+    rel_pos_bias_type: str, qk_size: int, max_positions: int | None
 ) -> OffsetBias:
     if rel_pos_bias_type == "rotary":
         return RotaryRelativePositionBias(qk_size, max_positions)

@@ -1,6 +1,7 @@
 """MEGA decoder (prediction network) for ESPnet's Transducer."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from espnet2.asr_transducer.activation import get_activation
@@ -33,7 +34,7 @@ NORMALIZATION_TYPES = ("basic_norm", "layer_norm", "rms_norm", "scale_norm")
 # Outputs that `score` keeps between two calls of `reset_cache`.
 SCORE_CACHE_SIZE = 64
 
-State = List[Dict[str, Any]]
+State = list[dict[str, Any]]
 
 
 class MEGABiasDecoder(AbsDecoder):
@@ -93,12 +94,12 @@ class MEGABiasDecoder(AbsDecoder):
         v_size: int = 1024,
         num_heads: int = 4,
         rel_pos_bias_type: str = "simple",
-        max_positions: Optional[int] = 2048,
-        truncation_length: Optional[int] = None,
+        max_positions: int | None = 2048,
+        truncation_length: int | None = None,
         normalization_type: str = "layer_norm",
-        normalization_args: Dict = {},  # noqa: B006 (ESPnet's default; only read)
+        normalization_args: dict = {},  # noqa: B006 (ESPnet's default; only read)
         activation_type: str = "swish",
-        activation_args: Dict = {},  # noqa: B006 (likewise)
+        activation_args: dict = {},  # noqa: B006 (likewise)
         chunk_size: int = -1,
         num_blocks: int = 4,
         dropout_rate: float = 0.0,
@@ -243,8 +244,8 @@ class MEGABiasDecoder(AbsDecoder):
         self.device = device
 
     def score(
-        self, label_sequence: List[int], states: State
-    ) -> Tuple[torch.Tensor, State]:
+        self, label_sequence: list[int], states: State
+    ) -> tuple[torch.Tensor, State]:
         """Compute the decoder output after the last label of one hypothesis.
 
         Args:
@@ -281,7 +282,7 @@ class MEGABiasDecoder(AbsDecoder):
 
         return scored
 
-    def batch_score(self, hyps: List[Hypothesis]) -> Tuple[torch.Tensor, State]:
+    def batch_score(self, hyps: list[Hypothesis]) -> tuple[torch.Tensor, State]:
         """Compute the decoder output after the last label of each hypothesis.
 
         Args:
@@ -342,7 +343,7 @@ class MEGABiasDecoder(AbsDecoder):
 
         return selected
 
-    def create_batch_states(self, new_states: List[State]) -> State:
+    def create_batch_states(self, new_states: list[State]) -> State:
         """Make a batch of states.
 
         Args:
@@ -366,8 +367,8 @@ class MEGABiasDecoder(AbsDecoder):
         ]
 
     def _step(
-        self, sequences: Sequence[List[int]], states: Sequence[State]
-    ) -> Tuple[torch.Tensor, State]:
+        self, sequences: Sequence[list[int]], states: Sequence[State]
+    ) -> tuple[torch.Tensor, State]:
         """Feed the last label of each sequence.
 
         Args:
@@ -438,10 +439,10 @@ class MEGABiasDecoder(AbsDecoder):
 
     def _padding(
         self,
-        sequences: Sequence[List[int]],
+        sequences: Sequence[list[int]],
         reach: Sequence[int],
         device: torch.device,
-    ) -> Optional[torch.Tensor]:
+    ) -> torch.Tensor | None:
         """Mark the positions that are not to be attended to.
 
         Args:
@@ -475,7 +476,7 @@ class MEGABiasDecoder(AbsDecoder):
 
         return torch.tensor(rows, device=device)
 
-    def _weights_version(self) -> Tuple[Tuple[int, int], ...]:
+    def _weights_version(self) -> tuple[tuple[int, int], ...]:
         """Identify the current weights: changed in place, or replaced.
 
         Returns:
@@ -488,7 +489,7 @@ class MEGABiasDecoder(AbsDecoder):
         )
 
 
-def _stack(tensors: List[torch.Tensor]) -> torch.Tensor:
+def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Stack tensors, shorter ones filled up with zeros in front.
 
     Args:
@@ -504,7 +505,7 @@ def _stack(tensors: List[torch.Tensor]) -> torch.Tensor:
     return pad_sequence(tensors, batch_first=True, padding_side="left")
 
 
-def _check_at_least_one(**values: Optional[int]) -> None:
+def _check_at_least_one(**values: int | None) -> None:
     for key, value in values.items():
         if value is not None and value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}")

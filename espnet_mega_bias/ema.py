@@ -1,7 +1,6 @@
 """Multi-head damped exponential moving average (EMA)."""
 
 import math
-from typing import Optional
 
 import torch
 
@@ -44,8 +43,8 @@ class MultiHeadDampedEMA(torch.nn.Module):
         self,
         size: int,
         num_heads: int = 4,
-        activation: Optional[torch.nn.Module] = None,
-        truncation_length: Optional[int] = None,
+        activation: torch.nn.Module | None = None,
+        truncation_length: int | None = None,
     ) -> None:
         """Construct a MultiHeadDampedEMA object."""
         super().__init__()
@@ -135,7 +134,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         )
 
     def forward(
-        self, x: torch.Tensor, padding: Optional[torch.Tensor] = None
+        self, x: torch.Tensor, padding: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute the EMA of whole sequences.
 
@@ -174,7 +173,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         self,
         x: torch.Tensor,
         state: torch.Tensor,
-        padding: Optional[torch.Tensor] = None,
+        padding: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the EMA at the next position.
 

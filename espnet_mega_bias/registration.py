@@ -190,10 +190,7 @@ def choose_criterion(model: ESPnetASRTransducerModel, device: torch.device) -> N
                 blank=0, fastemit_lambda=model.fastemit_lambda, reduction="mean"
             )
         except ValueError as exc:
-            raise ValueError(
-                f"{exc} (model_conf.fastemit_lambda is {model.fastemit_lambda}; "
-                f"{defect}, and torchaudio's loss took its place)"
-            ) from exc
+            raise ValueError(f"{exc} ({defect})") from exc
         model.criterion_transducer = criterion
         if defect not in _announced:
             _announced.add(defect)

@@ -1,7 +1,6 @@
 """What every relative position bias shares."""
 
 from abc import ABC, abstractmethod
-from typing import Optional
 
 import torch
 
@@ -23,7 +22,7 @@ class OffsetBias(torch.nn.Module, ABC):
 
     """
 
-    def __init__(self, max_positions: Optional[int]) -> None:
+    def __init__(self, max_positions: int | None) -> None:
         """Construct an OffsetBias object."""
         super().__init__()
 

@@ -1,7 +1,5 @@
 """Rotary relative position bias."""
 
-from typing import Optional
-
 import torch
 
 from espnet_mega_bias.position_bias.base import OffsetBias
@@ -42,7 +40,7 @@ class RotaryRelativePositionBias(OffsetBias):
 
     """
 
-    def __init__(self, size: int, max_positions: Optional[int] = 2048) -> None:
+    def __init__(self, size: int, max_positions: int | None = 2048) -> None:
         """Construct a RotaryRelativePositionBias object."""
         super().__init__(max_positions)
 
@@ -81,7 +79,7 @@ class RotaryRelativePositionBias(OffsetBias):
         max_positions: int,
         size: int,
         dtype: torch.dtype = torch.float32,
-        device: Optional[torch.device] = None,
+        device: torch.device | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the sine and cosine of position p times frequency k.
 
