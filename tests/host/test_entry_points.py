@@ -239,9 +239,10 @@ def espnet3(in_each, tmp_path_factory):
 def parser(environments, make_environment):
     """Ask ESPnet2's parser for the decoder: installed, and after `pip uninstall`."""
     code = (
-        "from espnet2.bin.asr_transducer_train import get_parser, main\n"
+        "import sys; from espnet2.bin.asr_transducer_train import get_parser, main\n"
         "print(get_parser().format_help())\n"
-        "main(['--decoder', 'mega_bias', '--print_config'])"
+        # ESPnet prints the configuration of sys.argv, not of main's argument.
+        "sys.argv[1:] = ['--decoder', 'mega_bias', '--print_config']; main()"
     )
     uninstalled = make_environment("wheel")
     uninstalled.uninstall()
