@@ -366,6 +366,11 @@ class MEGABiasDecoder(AbsDecoder):
             for block in range(self.num_blocks)
         ]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles are of the weights, not of a search in progress, whose
+        # tensors may hang on an autograd graph that cannot be copied.
+        return {**self.__dict__, "score_cache": {}}
+
     def _step(
         self, sequences: Sequence[list[int]], states: Sequence[State]
     ) -> tuple[torch.Tensor, State]:

@@ -1,0 +1,1 @@
+"""Plain loops for every equation; independent of the package under test."""

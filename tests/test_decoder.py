@@ -1,0 +1,484 @@
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import yaml
+from espnet2.asr_transducer import activation, normalization
+from espnet2.asr_transducer.beam_search_transducer import Hypothesis
+from espnet2.asr_transducer.decoder.mega_decoder import MEGADecoder
+from reference.decoder import mega_decoder
+from typeguard import TypeCheckError
+
+from espnet_mega_bias import MEGABiasDecoder, decoder
+
+SMALL = {
+    "block_size": 6,
+    "linear_size": 8,
+    "qk_size": 4,
+    "v_size": 5,
+    "num_heads": 2,
+    "num_blocks": 2,
+    "max_positions": 64,
+}
+VOCAB = 11
+
+
+@pytest.fixture
+def build(redraw):
+    def make(dtype=torch.float64, **conf):
+        conf = {**SMALL, "rel_pos_bias_type": "rotary", **conf}
+
+        return redraw(MEGABiasDecoder(VOCAB, **conf)).to(dtype).eval()
+
+    return make
+
+
+def draw_labels(length, batch=1, pads=True):
+    """Label sequences that start with the blank; with labels 0 inside, if `pads`."""
+    labels = torch.randint(0 if pads else 1, VOCAB, (batch, length))
+    labels[:, 0] = 0
+
+    return labels
+
+
+@torch.no_grad()
+def step_through(model, labels, batched=False):
+    """Decoder outputs label by label, and the last state."""
+    state, outs = model.init_state(), []
+
+    for t in range(1, len(labels) + 1):
+        if batched:
+            out, states = model.batch_score([Hypothesis(0.0, labels[:t], state)])
+            state = model.select_state(states, 0)
+        else:
+            out, state = model.score(labels[:t], state)
+
+        outs.append(out[0])
+
+    return torch.stack(outs), state
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 33])
+@pytest.mark.parametrize("bias_type", ["rotary", "simple"])
+@pytest.mark.parametrize("chunk", [-1, 4])
+def test_full_pass_equals_the_reference(
+    build, assert_close64, length, bias_type, chunk
+):
+    model = build(rel_pos_bias_type=bias_type, chunk_size=chunk)
+    labels = draw_labels(length)
+
+    expected = mega_decoder(
+        labels[0].tolist(),
+        dict(model.named_parameters()),
+        2,
+        bias_type,
+        chunk if chunk > 0 else None,
+    )
+    actual = model(labels)[0]
+    cotangent = torch.randn_like(actual)
+
+    assert_close64(actual, expected)
+
+    for ours, theirs in zip(
+        torch.autograd.grad(actual, list(model.parameters()), cotangent),
+        torch.autograd.grad(expected, list(model.parameters()), cotangent),
+        strict=True,
+    ):
+        # The row of an embedding's padding label gets no gradient, by definition.
+        if theirs.shape == model.embed.weight.shape:
+            assert torch.equal(ours[0], torch.zeros(6, dtype=torch.float64))
+            ours, theirs = ours[1:], theirs[1:]
+
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("bias_type", ["rotary", "simple"])
+@pytest.mark.parametrize("chunk", [-1, 1, 4, 16])
+@pytest.mark.parametrize("truncation", [None, 1, 3, 100])
+@pytest.mark.parametrize("pads", [True, False])
+def test_steps_equal_the_full_pass_at_every_position(
+    build, assert_close64, bias_type, chunk, truncation, pads
+):
+    model = build(
+        rel_pos_bias_type=bias_type, chunk_size=chunk, truncation_length=truncation
+    )
+    labels = draw_labels(33, pads=pads)
+    full = model(labels)[0]
+
+    for batched in (False, True):
+        assert_close64(step_through(model, labels[0].tolist(), batched)[0], full)
+
+
+@pytest.mark.parametrize("name", decoder.NORMALIZATION_TYPES)
+@pytest.mark.parametrize("act", decoder.ACTIVATION_TYPES)
+def test_steps_equal_the_full_pass_with_each_norm_and_activation(
+    build, assert_close64, name, act
+):
+    # With every position and every parameter away from zero; the lengths that are
+    # special to chunks are covered above.
+    model = build(normalization_type=name, activation_type=act)
+    labels = draw_labels(7)
+
+    assert_close64(step_through(model, labels[0].tolist())[0], model(labels)[0])
+
+
+@pytest.mark.parametrize("chunk", [-1, 4])
+@pytest.mark.parametrize("truncation", [None, 3])
+def test_ragged_batches_equal_single_hypotheses(
+    build, assert_close64, chunk, truncation
+):
+    model = build(chunk_size=chunk, truncation_length=truncation)
+
+    with torch.no_grad():
+        for block, _ in model.mega_blocks:
+            block.qk_weight[1].mul_(100.0)
+
+    sequences = [draw_labels(n)[0].tolist() for n in (1, 4, 9, 9, 5)]
+    singles, hyps = [], []
+
+    for sequence in sequences:
+        outs, _ = step_through(model, sequence)
+        singles.append(outs[-1])
+
+        state = model.init_state()
+        if len(sequence) > 1:
+            _, state = step_through(model, sequence[:-1])
+        hyps.append(Hypothesis(0.0, sequence, state))
+
+    out, states = model.batch_score(hyps)
+
+    assert_close64(out, torch.stack(singles))
+
+    # One label more from the states that came out, in another order.
+    order = [3, 0, 4, 2, 1]
+    longer = [[*sequences[i], 7] for i in order]
+    again, _ = model.batch_score(
+        [
+            Hypothesis(0.0, sequence, model.select_state(states, i))
+            for i, sequence in zip(order, longer, strict=True)
+        ]
+    )
+
+    assert_close64(
+        again, torch.stack([step_through(model, seq)[0][-1] for seq in longer])
+    )
+
+
+def test_padded_batch_equals_single_sequences(build, assert_close64):
+    for chunk in (-1, 4):
+        model = build(chunk_size=chunk)
+        labels = draw_labels(12, batch=3, pads=False)
+        lengths = [5, 12, 1]
+
+        for row, length in enumerate(lengths):
+            labels[row, length:] = 0
+
+        out = model(labels)
+
+        for row, length in enumerate(lengths):
+            alone = model(labels[row : row + 1, :length])[0]
+            assert_close64(out[row, :length], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("chunk", [-1, 4])
+@pytest.mark.parametrize("truncation", [None, 3])
+def test_later_labels_change_nothing_earlier_bit_for_bit(
+    build, dtype, chunk, truncation
+):
+    model = build(dtype=dtype, chunk_size=chunk, truncation_length=truncation)
+    labels = draw_labels(33, batch=4)
+    out = model(labels)
+
+    for position in (1, 7, 8, 32):
+        changed = labels.clone()
+        changed[:, position:] = draw_labels(34 - position, batch=4)[:, 1:]
+
+        assert torch.equal(model(changed)[:, :position], out[:, :position])
+        assert not torch.equal(model(changed)[:, position:], out[:, position:])
+
+
+def test_later_labels_change_nothing_earlier_at_initialisation():
+    # Here the first position is exactly zero before each normalisation, whose tiny
+    # epsilon would blow any leak up to the size of the output.
+    model = MEGABiasDecoder(VOCAB, **SMALL).eval()
+    labels = draw_labels(33, pads=False)
+    changed = labels.clone()
+    changed[:, 7:] = 1
+
+    assert torch.equal(model(changed)[:, :7], model(labels)[:, :7])
+
+    steps, _ = step_through(model, labels[0].tolist())
+    torch.testing.assert_close(steps, model(labels)[0], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_states_are_never_modified(build):
+    for conf in ({}, {"chunk_size": 4}, {"truncation_length": 3}, {"max_positions": 5}):
+        model = build(**conf)
+        sequence, states = draw_labels(12)[0].tolist(), [model.init_state()]
+
+        for t in range(1, 13):
+            states.append(model.score(sequence[:t], states[-1])[1])
+
+        kept = copy.deepcopy(states)
+
+        for t in range(12):
+            hyps = [Hypothesis(0.0, [*sequence[:t], 3], states[t])] * 2
+            model.batch_score(hyps)
+            model.score([*sequence[:t], 5], states[t])
+
+        for state, before in zip(states, kept, strict=True):
+            for block, block_before in zip(state, before, strict=True):
+                assert all(torch.equal(block[n], block_before[n]) for n in block)
+
+
+def test_first_state_and_each_chunk_hold_no_keys(build):
+    model = build(chunk_size=4)
+    assert all(s["prev_key"].shape == (0, 4) for s in model.init_state())
+
+    _, state = step_through(model, draw_labels(8)[0].tolist())
+    assert all(s["prev_key"].shape == (0, 4) for s in state)
+    assert all(s["prev_value"].shape == (0, 5) for s in state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_states_have_the_type_of_the_weights(build, dtype):
+    for truncation in (None, 3):
+        model = build(dtype=dtype, truncation_length=truncation)
+        _, state = step_through(model, draw_labels(5)[0].tolist())
+
+        for block in [*model.init_state(), *state]:
+            assert {tensor.dtype for tensor in block.values()} == {dtype}
+
+
+def test_decoding_goes_on_past_max_positions(build, assert_close64):
+    model, longer = build(max_positions=8, num_blocks=1), build(num_blocks=1)
+    longer.load_state_dict(model.state_dict(), strict=True)
+    labels = draw_labels(20, pads=False)[0].tolist()
+
+    outs, state = step_through(model, labels)
+
+    assert all(s["prev_key"].size(0) == 7 for s in state)
+    assert_close64(outs[:8], step_through(longer, labels)[0][:8])
+    assert not torch.allclose(outs[8:], step_through(longer, labels)[0][8:])
+
+    # The last 8 positions only: with the EMA state and the keys of those, as given.
+    _, state = step_through(longer, labels[:-1])
+    window = [
+        {
+            "ema_state": s["ema_state"],
+            "prev_key": s["prev_key"][-7:],
+            "prev_value": s["prev_value"][-7:],
+        }
+        for s in state
+    ]
+    assert_close64(model.score(labels, window)[0][0], outs[-1])
+
+
+def test_full_pass_past_max_positions_names_the_numbers_and_the_key(build):
+    model = build(max_positions=32)
+
+    with pytest.raises(
+        ValueError, match=r"33 positions.*max_positions 32.*decoder_con"
+    ):
+        model(draw_labels(33))
+
+    assert build(max_positions=None)(draw_labels(100)).shape == (1, 100, 6)
+    assert build(max_positions=8, chunk_size=4)(draw_labels(100)).shape == (1, 100, 6)
+
+
+def test_state_of_another_length_is_refused(build):
+    model = build()
+    _, state = step_through(model, [0, 3, 5])
+
+    with pytest.raises(ValueError, match=r"holds 3 positions.*2 labels needs 1"):
+        model.score([0, 4], state)
+
+
+def change_by_loading(model, other):
+    model.load_state_dict(other.state_dict())
+
+
+def change_by_optimizer(model, other):
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        ours.grad = ours.detach() - theirs.detach()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
+def change_by_copying(model, other):
+    with torch.no_grad():
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            ours.copy_(theirs)
+
+
+@pytest.mark.parametrize(
+    "change", [change_by_loading, change_by_optimizer, change_by_copying]
+)
+def test_nothing_survives_a_change_of_the_weights(build, assert_close64, change):
+    model, other = build(), build()
+    labels = draw_labels(9)
+    before, _ = step_through(model, labels[0].tolist())
+
+    change(model, other)
+
+    expected = other(labels)[0]
+    assert_close64(model(labels)[0], expected)
+    assert_close64(step_through(model, labels[0].tolist())[0], expected)
+    assert not torch.allclose(before, expected)
+
+
+def test_nothing_survives_a_change_of_type(build, assert_close64):
+    model = build(dtype=torch.float32)
+    labels = draw_labels(9)
+    step_through(model, labels[0].tolist())
+
+    model.double()
+
+    outs, _ = step_through(model, labels[0].tolist())
+    assert outs.dtype == torch.float64
+    assert_close64(outs, copy.deepcopy(model)(labels)[0])
+
+
+def test_score_cache_returns_the_same_and_stays_small(build):
+    model = build()
+    first = model.score([0], model.init_state())
+
+    assert model.score([0], model.init_state()) is first
+
+    state = first[1]
+    for label in range(1, VOCAB):
+        for other in range(1, VOCAB):
+            _, after = model.score([0, label], state)
+            model.score([0, label, other], after)
+
+    assert len(model.score_cache) <= decoder.SCORE_CACHE_SIZE + 1
+    torch.testing.assert_close(
+        model.score([0], model.init_state())[0], first[0], rtol=0, atol=0
+    )
+
+
+def test_copies_and_pickles_leave_the_score_cache_behind(build):
+    model = build()
+    out, _ = model.score([0], model.init_state())
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+
+    for other in (copied, pickled):
+        assert other.score_cache == {}
+        assert torch.equal(other.score([0], other.init_state())[0], out)
+
+    assert model.score_cache != {}
+
+
+@pytest.mark.parametrize("bias_type", ["rotary", "simple"])
+@pytest.mark.parametrize("chunk", [-1, 4])
+def test_equals_espnet_where_espnet_is_right(
+    redraw, assert_close_espnet, bias_type, chunk
+):
+    conf = {**SMALL, "rel_pos_bias_type": bias_type, "chunk_size": chunk}
+    theirs = redraw(MEGADecoder(VOCAB, **conf)).eval()
+    ours = MEGABiasDecoder(VOCAB, **conf).eval()
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+
+    # No blank: its exactly zero embedding is where ESPnet's FFT leaks.
+    labels = torch.randint(1, VOCAB, (3, 12))
+
+    assert_close_espnet(ours(labels), theirs(labels))
+
+
+def test_initialisation_draws_from_espnets_distributions():
+    conf = {"block_size": 64, "v_size": 128, "rel_pos_bias_type": "rotary"}
+    theirs = MEGADecoder(50, **conf).state_dict()
+    ours = MEGABiasDecoder(50, **conf).state_dict()
+
+    assert set(ours) == set(theirs)
+
+    for name, weight in theirs.items():
+        if name.endswith("_pe") or weight.numel() < 64:
+            continue
+        assert ours[name].std().item() == pytest.approx(weight.std().item(), rel=0.5)
+        assert ours[name].mean().item() == pytest.approx(
+            weight.mean().item(), abs=0.5 * weight.std().item() + 1e-6
+        )
+
+
+def test_one_seed_gives_byte_equal_state_dicts():
+    stored = []
+
+    for _ in range(2):
+        torch.manual_seed(3)
+        buffer = io.BytesIO()
+        torch.save(MEGABiasDecoder(VOCAB, **SMALL).state_dict(), buffer)
+        stored.append(buffer.getvalue())
+
+    assert stored[0] == stored[1]
+
+
+def test_autocast_stays_near_float32(build):
+    model = build(dtype=torch.float32)
+    labels = draw_labels(33, pads=False)
+    expected = model(labels)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(labels)
+        out.float().sum().backward()
+        steps, _ = step_through(model, labels[0].tolist())
+
+    # Parameters at std 1 make attention near one-hot: compare typical positions.
+    assert (out.float() - expected).abs().median() < 2e-2 * expected.abs().max()
+    assert (steps.float() - expected[0]).abs().median() < 2e-2 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"qk_size": 7}, "qk_size must be even.* got 7"),
+        ({"rel_pos_bias_type": "alibi"}, "rel_pos_bias_type.*simple, rotary.*'alibi'"),
+        ({"normalization_type": "batch"}, "normalization_type.*layer_norm.*'batch'"),
+        ({"activation_type": "gelu"}, "activation_type.*swish.*'gelu'"),
+        ({"max_positions": 0}, "max_positions must be at least 1, got 0"),
+        ({"num_blocks": 0}, "num_blocks must be at least 1, got 0"),
+        ({"num_heads": -1}, "num_heads must be at least 1, got -1"),
+        ({"truncation_length": 0}, "truncation_length must be at least 1, got 0"),
+        ({"dropout_rate": 1.5}, "dropout_rate must be between 0 and 1, got 1.5"),
+        ({"embed_pad": VOCAB}, f"embed_pad.*vocab_size {VOCAB}, got {VOCAB}"),
+    ],
+)
+def test_bad_values_name_the_key(conf, message):
+    with pytest.raises(ValueError, match=message):
+        MEGABiasDecoder(VOCAB, **{**SMALL, "rel_pos_bias_type": "rotary", **conf})
+
+
+def test_misspelt_key_and_wrong_type_name_the_key():
+    with pytest.raises(TypeError, match="qk_sise"):
+        MEGABiasDecoder(VOCAB, qk_sise=4)
+
+    with pytest.raises(TypeCheckError, match=r'"qk_size" \(str\).*int'):
+        MEGABiasDecoder(VOCAB, qk_size="4")
+
+
+def test_values_that_yaml_writes_are_accepted():
+    conf = yaml.safe_load("{truncation_length: null, dropout_rate: 0, block_size: 8}")
+
+    MEGABiasDecoder(VOCAB, **conf)
+    MEGABiasDecoder(VOCAB)
+
+
+def test_known_types_are_those_of_espnet():
+    for name in decoder.ACTIVATION_TYPES:
+        activation.get_activation(name)
+
+    for name in decoder.NORMALIZATION_TYPES:
+        normalization.get_normalization(name)
+
+    # ESPnet keeps its tables inside the functions: count the entries there.
+    constants = activation.get_activation.__code__.co_consts
+    known = {c for c in constants if isinstance(c, tuple)} or {()}
+    assert set(decoder.ACTIVATION_TYPES) in [set(names) for names in known]
+
+    constants = normalization.get_normalization.__code__.co_consts
+    known = {c for c in constants if isinstance(c, tuple)} or {()}
+    assert set(decoder.NORMALIZATION_TYPES) in [set(names) for names in known]
