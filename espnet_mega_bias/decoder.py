@@ -367,8 +367,7 @@ class MEGABiasDecoder(AbsDecoder):
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles are of the weights, not of a search in progress, whose
-        # tensors may hang on an autograd graph that cannot be copied.
+        """Leave out the search in progress: its tensors may belong to a graph."""
         return {**self.__dict__, "score_cache": {}}
 
     def _step(

@@ -138,9 +138,12 @@ def check_archive(path: Path) -> None:
 def _copy_from_wheel(wheel: Path, target: Path) -> None:
     """Copy the archive inside an ESPnet wheel to `target`."""
     try:
-        with zipfile.ZipFile(wheel) as files, files.open(MEMBER_IN_WHEEL) as source:
-            with target.open("wb") as sink:
-                shutil.copyfileobj(source, sink)
+        with (
+            zipfile.ZipFile(wheel) as files,
+            files.open(MEMBER_IN_WHEEL) as source,
+            target.open("wb") as sink,
+        ):
+            shutil.copyfileobj(source, sink)
     except KeyError as exc:
         raise CorpusError(
             f"{wheel} has no {MEMBER_IN_WHEEL}; ESPnet's wheels have it from 202609 on"
@@ -168,7 +171,11 @@ def _download(target: Path) -> None:
         command += ["download", "--no-deps", "--only-binary=:all:", "--quiet"]
         command += ["--python-version", WHEEL_PYTHON, "--dest", folder, WHEEL]
         result = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         wheels = list(Path(folder).glob("*.whl"))
         if result.returncode or len(wheels) != 1:
