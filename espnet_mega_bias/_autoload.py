@@ -107,13 +107,10 @@ class RegisteringLoader:
 
     def __getattr__(self, name):
         """Delegate, so that `runpy`, `inspect` and resource readers see no change."""
+        # Pickling asks for private names, also before there is a `_loader`.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
-
-    def __reduce__(self):
-        """Pickle by the constructor: `__getattr__` needs the attribute it sets."""
-        return type(self), (self._loader,)
 
     def exec_module(self, module):
         """Execute the module as its own loader would, then register.
