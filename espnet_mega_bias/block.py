@@ -112,16 +112,21 @@ class MEGA(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, val: float = 0.0, std: float = 0.02) -> None:
-        """Draw the projections from a normal distribution, set their biases to `val`.
+        """Draw the projections from a normal distribution.
 
         Args:
-            val: Mean, and value of the biases.
+            val: Mean, and value of the biases other than that of `proj_h`.
             std: Standard deviation.
 
         """
         for layer in (self.proj_v, self.proj_mx, self.proj_h):
             torch.nn.init.normal_(layer.weight, mean=val, std=std)
             torch.nn.init.constant_(layer.bias, val)
+
+        # Without any bias, the zero embedding of the blank stays zero through every
+        # block, and each normalisation of it multiplies the gradient by 1 / sqrt(eps):
+        # six blocks of LayerNorm with ESPnet's eps of 1e-12 overflow float32.
+        torch.nn.init.normal_(self.proj_h.bias, mean=val, std=std)
 
         torch.nn.init.normal_(self.qk_weight, mean=val, std=std)
         torch.nn.init.constant_(self.qk_bias, val)

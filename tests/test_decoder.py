@@ -397,12 +397,29 @@ def test_initialisation_draws_from_espnets_distributions():
     assert set(ours) == set(theirs)
 
     for name, weight in theirs.items():
-        if name.endswith("_pe") or weight.numel() < 64:
+        # proj_h.bias: see the next test.
+        if name.endswith(("_pe", "proj_h.bias")) or weight.numel() < 64:
             continue
         assert ours[name].std().item() == pytest.approx(weight.std().item(), rel=0.5)
         assert ours[name].mean().item() == pytest.approx(
             weight.mean().item(), abs=0.5 * weight.std().item() + 1e-6
         )
+
+
+@pytest.mark.parametrize("name", decoder.NORMALIZATION_TYPES)
+def test_gradient_at_initialisation_is_not_ruled_by_the_blank_in_front(name):
+    model = MEGABiasDecoder(VOCAB, num_blocks=6, block_size=32, normalization_type=name)
+    labels = draw_labels(20, batch=4, pads=False)
+    norms = []
+
+    for batch in (labels, labels[:, 1:]):
+        model.zero_grad()
+        out = model(batch)
+        out.backward(torch.randn_like(out))
+        norms.append(max(p.grad.norm().item() for p in model.parameters()))
+
+    # ESPnet's decoder: nine digits with the blank in front, three without.
+    assert norms[0] < 30.0 * norms[1]
 
 
 def test_one_seed_gives_byte_equal_state_dicts():

@@ -1,0 +1,125 @@
+"""Every YAML under conf/, through ESPnet's own parser and model builder."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from espnet2.asr_transducer.beam_search_transducer import BeamSearchTransducer
+from espnet2.bin.asr_transducer_inference import get_parser
+from espnet2.tasks.asr_transducer import ASRTransducerTask
+
+import espnet_mega_bias
+
+pytestmark = pytest.mark.host
+
+CONF = Path(__file__).parents[2] / "conf"
+TRAINING = sorted(CONF.glob("train_*.yaml"))
+DECODING = sorted(CONF.glob("decode_*.yaml"))
+
+TOKENS = ["<blank>", "<unk>", "<space>", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "<sos/eos>"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered():
+    espnet_mega_bias.register()
+
+
+@pytest.fixture
+def parse(tmp_path):
+    (tmp_path / "tokens.txt").write_text("\n".join(TOKENS) + "\n")
+
+    def read(path, *more):
+        return ASRTransducerTask.get_parser().parse_args(
+            [
+                "--config",
+                str(path),
+                "--token_list",
+                str(tmp_path / "tokens.txt"),
+                "--token_type",
+                "char",
+                "--output_dir",
+                str(tmp_path),
+                *more,
+            ]
+        )
+
+    return read
+
+
+def test_the_folder_holds_what_it_should():
+    assert len(TRAINING) >= 3
+    assert {path.stem for path in DECODING} >= {
+        f"decode_{search}" for search in ("default", "tsd", "alsd", "maes")
+    }
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+def test_training_configuration_builds_and_takes_a_step(parse, path):
+    conf = yaml.safe_load(path.read_text())
+    model = ASRTransducerTask.build_model(parse(path))
+
+    assert conf["decoder"] == "mega_bias"
+    assert type(model.decoder) is espnet_mega_bias.MEGABiasDecoder
+    assert model.decoder.chunk_size == conf["decoder_conf"].get("chunk_size", -1)
+
+    loss, _, _ = model(
+        torch.randn(2, 16000),
+        torch.tensor([16000, 12000]),
+        torch.tensor([[3, 4, 5], [6, 7, -1]]),
+        torch.tensor([3, 2]),
+    )
+    loss.backward()
+
+    assert loss.isfinite()
+    assert model.decoder.mega_blocks[0][0].rel_pos_bias.alpha.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("path", DECODING, ids=lambda path: path.stem)
+def test_decoding_configuration_searches(parse, path):
+    args = get_parser().parse_args(
+        [
+            "--config",
+            str(path),
+            "--output_dir",
+            "unused",
+            "--data_path_and_name_and_type",
+            "wav.scp,speech,sound",
+        ]
+    )
+    assert f"decode_{args.beam_search_config['search_type']}" == path.stem
+
+    model = ASRTransducerTask.build_model(parse(CONF / "train_mini_an4_mega_bias.yaml"))
+    search = BeamSearchTransducer(
+        model.decoder,
+        model.joint_network,
+        args.beam_size,
+        nbest=5,
+        **args.beam_search_config,
+    )
+
+    with torch.no_grad():
+        nbest = search(torch.randn(9, model.encoder.output_size))
+
+    sequences = [tuple(hyp.yseq) for hyp in nbest]
+    assert len(set(sequences)) == len(sequences) > 0
+    assert all(torch.isfinite(torch.tensor(float(hyp.score))) for hyp in nbest)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("qk_sise", 32, "qk_sise"),
+        ("qk_size", "large", r'"qk_size".*(str).*int'),
+        ("qk_size", 31, "qk_size must be even"),
+        ("rel_pos_bias_type", "alibi", "simple, rotary"),
+        ("normalization_type", "batch_norm", "layer_norm"),
+        ("activation_type", "gelu", "swish"),
+    ],
+)
+def test_bad_decoder_conf_stops_before_training(parse, key, value, message):
+    path = CONF / "train_mini_an4_mega_bias.yaml"
+    args = parse(path, "--decoder_conf", f"{key}={value}")
+
+    with pytest.raises(Exception, match=message):
+        ASRTransducerTask.build_model(args)
