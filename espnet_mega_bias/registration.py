@@ -277,8 +277,7 @@ def _solve(loss: torch.nn.Module, device: str) -> tuple[float, torch.Tensor]:
             torch.tensor(values, dtype=torch.int32, device=device)
             for values in ([[1]], [2], [1])
         ]
-        with torch.autocast(logits.device.type, enabled=False):
-            cost = loss(logits, *integers)
+        cost = loss(logits, *integers)
         cost.sum().backward()
     return cost.sum().item(), logits.grad[0].float().cpu()
 

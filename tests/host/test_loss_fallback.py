@@ -217,14 +217,15 @@ def test_a_usable_warprnnt_is_left_to_espnet(fastemit_lambda, warprnnt, caplog):
     assert said(caplog) == []
 
 
+def test_a_model_keeps_the_loss_that_it_has(missing):
+    model = make_model()
+    own = model.criterion_transducer = RNNTLoss(reduction="sum")
+    model(**batch())
+    assert model.criterion_transducer is own
+
+
 @pytest.mark.parametrize(
-    "context",
-    [
-        torch.no_grad,
-        torch.inference_mode,
-        lambda: torch.autocast("cpu", torch.bfloat16),
-        contextlib.nullcontext,
-    ],
+    "context", [torch.no_grad, torch.inference_mode, contextlib.nullcontext]
 )
 def test_a_usable_warprnnt_is_recognised_in_any_mode(context, warprnnt):
     warprnnt(USABLE)
