@@ -27,10 +27,11 @@ STAGES = [
 def main() -> None:
     """Hand the command line to ESPnet3, with this recipe's defaults."""
     try:
-        import espnet_mega_bias  # noqa: F401  (its decoder registers at start-up)
         import jiwer  # noqa: F401  (for the scores: better missed now than at the end)
         from espnet3.systems.launch import build_parser, launch
         from src.system import MiniAn4System
+
+        import espnet_mega_bias  # noqa: F401  (its decoder registers at start-up)
     except ModuleNotFoundError as exc:
         sys.exit(
             f"this recipe needs ESPnet 202611 (Python 3.12 or 3.13) and what it trains "
