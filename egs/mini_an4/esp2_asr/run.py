@@ -26,6 +26,9 @@ STAGES = [
 
 def main() -> None:
     """Hand the command line to ESPnet3, with this recipe's defaults."""
+    # the model is small: threads gain little, and lose much where they must wait
+    # for a core that another program has
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         import jiwer  # noqa: F401  (for the scores: better missed now than at the end)
         from espnet3.systems.launch import build_parser, launch
