@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
 import sys
 from pathlib import Path
@@ -25,7 +27,10 @@ def learnt_biases(train_config: Path, model_file: Path, length: int = LONGEST) -
         One (L, L) array per block; [i, j] is what query i adds for key j.
     """
     import torch
-    from espnet2.tasks.asr_transducer import ASRTransducerTask
+
+    # ESPnet's imports remark on extras that they do without
+    with contextlib.redirect_stderr(io.StringIO()):
+        from espnet2.tasks.asr_transducer import ASRTransducerTask
 
     model, _ = ASRTransducerTask.build_model_from_file(train_config, model_file, "cpu")
     biases = [mega.rel_pos_bias for mega, _ in model.decoder.mega_blocks]

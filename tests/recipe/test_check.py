@@ -1,0 +1,281 @@
+"""asr_transducer1/local/check.py: what is told before any long work begins."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+TRAIN_CONFIG = CONF / "train_mini_an4_mega_bias.yaml"
+TOKENS = ["<blank>", "<unk>", *"EN", "<space>", *"TVFGO", "<sos/eos>"]
+
+
+@pytest.fixture
+def check(local):
+    return local("check")
+
+
+@pytest.fixture
+def write_config(tmp_path):
+    """Return a function that writes the recipe's training YAML with changes."""
+
+    def write(more_decoder_conf=(), **changes):
+        config = yaml.safe_load(TRAIN_CONFIG.read_text())
+        config["decoder_conf"].update(more_decoder_conf)
+        path = tmp_path / "train.yaml"
+        path.write_text(yaml.safe_dump({**config, **changes}))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def write_data(tmp_path):
+    """Return a function that writes a token list and a text."""
+
+    def write(tokens=TOKENS, text="utt-1 GO\nutt-2 FEE GO\n"):
+        (tmp_path / "tokens.txt").write_text("".join(f"{token}\n" for token in tokens))
+        (tmp_path / "text").write_text(text)
+        return tmp_path / "tokens.txt", [tmp_path / "text"]
+
+    return write
+
+
+def test_builds_the_model_of_the_recipe(check, write_data):
+    model, found = check.check_train_config(TRAIN_CONFIG, *write_data())
+
+    assert type(model.decoder).__name__ == "MEGABiasDecoder"
+    assert model.decoder.vocab_size == len(TOKENS)
+    size = sum(parameter.numel() for parameter in model.decoder.parameters())
+    assert found.startswith(f"decoder mega_bias: {size:,} of ")
+    for search in ("default", "maes"):
+        check.check_decode_config(CONF / f"decode_{search}.yaml", model)
+
+
+@pytest.mark.parametrize(
+    ("decoder_conf", "message"),
+    [
+        ({"qk_sise": 32}, "has no key 'qk_sise'; did you mean qk_size?"),
+        ({"colour": 1}, "has no key 'colour'; known: block_size, "),
+        ({"qk_size": "32"}, r'"qk_size" \(str\) is not an instance of int'),
+        ({"dropout_rate": [0.1]}, r'"dropout_rate" \(list\) is .* float'),
+        ({"qk_size": 33}, "33"),
+        ({"rel_pos_bias_type": "rotery"}, "simple, rotary, got 'rotery'"),
+        ({"normalization_type": "norm"}, "layer_norm"),
+        ({"activation_type": "swoosh"}, "swish"),
+    ],
+)
+def test_names_what_is_wrong_in_decoder_conf(
+    check, write_config, decoder_conf, message
+):
+    config = write_config(decoder_conf)
+
+    with pytest.raises(check.CheckError, match=f"{config}: decoder_conf: .*{message}"):
+        check.check_train_config(config, None, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder": "mega_bais"}, "ESPnet knows mega, mega_bias, .*not 'mega_bais'"),
+        ({"decoder_conf": [1]}, r"decoder_conf: keys expected, not \[1\]"),
+        ({"decoder_cnf": {}}, "unrecognized arguments: decoder_cnf"),
+        ({"joint_network_conf": {"size": 1}}, "TypeError: .*'size'"),
+        ({"encoder_conf": {"body_conf": [{"block_type": "lstm"}]}}, "lstm"),
+    ],
+)
+def test_names_what_is_wrong_elsewhere(check, write_config, changes, message):
+    config = write_config(**changes)
+
+    with pytest.raises(check.CheckError, match=f"{config}: .*{message}"):
+        check.check_train_config(config, None, [])
+
+
+def test_names_the_file_that_is_no_yaml(check, tmp_path):
+    config = tmp_path / "train.yaml"
+    config.write_text("decoder: [mega_bias\n")
+
+    with pytest.raises(check.CheckError, match=r"train\.yaml is no YAML: .*line 2"):
+        check.check_train_config(config, None, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("beam_size: 5\nbeam_search_config: {search_type: best}\n", "best"),
+        ("beam_size: 500\n", "500"),
+        ("beam_search_config: {nsteps: 2}\n", "nsteps"),
+        ("beam: 5\n", "unrecognized arguments: beam"),
+    ],
+)
+def test_names_what_is_wrong_in_a_decoding_yaml(
+    check, write_data, tmp_path, text, message
+):
+    model, _ = check.check_train_config(TRAIN_CONFIG, *write_data())
+    config = tmp_path / "decode.yaml"
+    config.write_text(text)
+
+    with pytest.raises(check.CheckError, match=f"{config}: .*{message}"):
+        check.check_decode_config(config, model)
+
+
+@pytest.mark.parametrize(
+    "decoder_conf", [{}, {"max_positions": None}, {"max_positions": 2, "chunk_size": 2}]
+)
+def test_a_text_fits_where_there_are_positions_enough(
+    check, write_config, write_data, decoder_conf
+):
+    # "FEE GO" has six labels, and the blank stands before them
+    config = write_config({"max_positions": 7, **decoder_conf})
+
+    check.check_train_config(config, *write_data())
+
+
+def test_names_both_numbers_where_max_positions_is_too_small(
+    check, write_config, write_data
+):
+    config = write_config({"max_positions": 6})
+
+    with pytest.raises(
+        check.CheckError, match=r"max_positions: 6 is less than the 7 .*utt-2.*6 labels"
+    ):
+        check.check_train_config(config, *write_data())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (TOKENS[1:], "<blank> must be first, found '<unk>'"),
+        (["<unk>", "<blank>", *TOKENS[2:]], "<blank> must be first, found '<unk>'"),
+        ([], "<blank> must be first, found nothing"),
+        ([*TOKENS, "E"], "listed more than once: E"),
+    ],
+)
+def test_names_what_is_wrong_in_a_token_list(check, write_data, tokens, message):
+    path, texts = write_data(tokens)
+
+    with pytest.raises(check.CheckError, match=f"{path}: {message}"):
+        check.check_train_config(TRAIN_CONFIG, path, texts)
+
+
+@pytest.mark.parametrize(
+    ("present", "environment", "message"),
+    [
+        (False, None, r"not installed in .*pip install 'espnet-mega-bias\[recipe\]'"),
+        (True, "0", "ESPNET_MEGA_BIAS_AUTOLOAD=0 switches it off"),
+        (True, None, "start-up file .* is missing or failed; pip install --force"),
+    ],
+)
+def test_says_why_the_decoder_is_not_registered(
+    check, monkeypatch, present, environment, message
+):
+    from espnet2.tasks.asr_transducer import decoder_choices
+
+    monkeypatch.delitem(decoder_choices.classes, "mega_bias")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: find_spec(name) if name != "espnet_mega_bias" or present else None,
+    )
+    if environment is None:
+        monkeypatch.delenv("ESPNET_MEGA_BIAS_AUTOLOAD", raising=False)
+    else:
+        monkeypatch.setenv("ESPNET_MEGA_BIAS_AUTOLOAD", environment)
+
+    with pytest.raises(check.CheckError, match=f"the decoder mega_bias: .*{message}"):
+        check.check_train_config(TRAIN_CONFIG, None, [])
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "pip_line"),
+    [
+        ("2.11.0", "pip install 'torchaudio==2.11.0'"),
+        ("2.11.1+cpu", "pip install 'torchaudio==2.11.0'"),
+        ("2.13.0", "pip install 'torchaudio==2.11.1'"),
+        ("2.14.1+cu130", "pip install 'torchaudio==2.11.1'"),
+        ("2.12.0", "pip install 'torch==2.11.0' 'torchaudio==2.11.0'"),
+        ("2.9.1+cpu", "pip install 'torchaudio==2.9.1'"),
+    ],
+)
+def test_knows_the_torchaudio_for_a_torch(check, torch_version, pip_line):
+    assert check.torchaudio_pip_line(torch_version) == pip_line
+
+
+def test_a_torchaudio_that_does_not_load_is_named_with_both_versions(
+    check, monkeypatch
+):
+    versions = {"torch": "2.11.0", "torchaudio": "2.11.1"}
+    monkeypatch.setattr(check, "installed", versions.get)
+    broken = types.ModuleType("torchaudio")
+
+    def undefined_symbol(name):
+        raise OSError("_torchaudio.so: undefined symbol: aoti_torch_abi")
+
+    broken.__getattr__ = undefined_symbol
+    monkeypatch.setitem(sys.modules, "torchaudio", broken)
+
+    with pytest.raises(
+        check.CheckError,
+        match=r"torchaudio 2\.11\.1 does not work beside torch 2\.11\.0 "
+        r"\(.*undefined symbol.*\); pip install 'torchaudio==2\.11\.0'",
+    ):
+        check.check_torchaudio()
+
+
+def test_the_installed_torchaudio_works(check):
+    check.check_torchaudio()
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        (
+            {"torch": "2.14.1"},
+            r"2\.14\.1 .*without torchaudio; .*'torchaudio==2\.11\.1'",
+        ),
+        ({}, r"torch is not installed.*'espnet-mega-bias\[recipe\]'"),
+    ],
+)
+def test_says_what_to_install_where_torch_or_torchaudio_is_missing(
+    check, monkeypatch, versions, message
+):
+    monkeypatch.setattr(check, "installed", versions.get)
+
+    with pytest.raises(check.CheckError, match=message):
+        check.check_torchaudio()
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (None, "ESPnet is not installed"),
+        ("202509", "202509 is too old, 202511 is the oldest"),
+        ("0.10.6", "0.10.6 is too old"),
+    ],
+)
+def test_wants_an_espnet_that_is_new_enough(check, monkeypatch, version, message):
+    monkeypatch.setattr(check, "installed", {"espnet": version}.get)
+
+    with pytest.raises(check.CheckError, match=message):
+        check.check_espnet()
+
+
+@pytest.mark.parametrize("version", ["202511", "202511.post1", "202703"])
+def test_takes_the_oldest_espnet_and_later_ones(check, monkeypatch, version):
+    monkeypatch.setattr(check, "installed", {"espnet": version}.get)
+
+    assert check.check_espnet() == version
+
+
+def test_names_the_modules_that_are_missing(check, monkeypatch):
+    monkeypatch.setattr(check, "MODULES", ("json", "no_such_module"))
+
+    with pytest.raises(
+        check.CheckError,
+        match=r"missing: no_such_module; .*'espnet-mega-bias\[recipe\]'",
+    ):
+        check.check_modules()

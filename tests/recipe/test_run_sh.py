@@ -1,0 +1,278 @@
+"""egs/mini_an4/asr_transducer1/run.sh, with ESPnet's real commands on a tiny model."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_SH = ROOT / "egs" / "mini_an4" / "asr_transducer1" / "run.sh"
+EPOCH = re.compile(r"^  epoch (\d+)/6: loss ([\d.]+) on train", re.MULTILINE)
+
+
+def run_sh(*arguments):
+    return [str(RUN_SH), "--python", sys.executable, *map(str, arguments)]
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run(*arguments, cwd=None):
+    return subprocess.run(
+        run_sh(*arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        cwd=cwd,
+    )
+
+
+def test_help_names_every_option():
+    result = run("--help")
+
+    options = re.findall(r"^    (--[a-z_]+)\)", RUN_SH.read_text(), re.MULTILINE)
+    assert result.returncode == 0
+    assert len(options) > 5
+    assert [option for option in options if f"  {option} " not in result.stdout] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stag", "3"], "unknown option '--stag' (--help lists the options)"),
+        (["5"], "unknown option '5' (--help lists the options)"),
+        (["--stop_stage"], "option --stop_stage needs a value"),
+        (["--stage", "7"], "a stage is a number from 0 to 6, not '7'"),
+        (["--stop_stage", "two"], "a stage is a number from 0 to 6, not 'two'"),
+        (["--decode_configs", ""], "--decode_configs names no file"),
+        (["--python", "no/such/python"], "no such Python: {cwd}/no/such/python"),
+        (["--archive", "a.tar.gz"], "no such file: {cwd}/a.tar.gz"),
+        (["--train_config", "t.yaml"], "no such file: {cwd}/t.yaml"),
+        (["--expdir", "a,b"], "ESPnet cannot take a comma in --datadir or --expdir"),
+    ],
+)
+def test_says_in_one_line_what_is_wrong_with_an_option(tmp_path, arguments, message):
+    result = run("--datadir", tmp_path / "data", *arguments, cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert result.stderr == f"run.sh: error: {message.format(cwd=tmp_path)}\n"
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, archive):
+    """A folder with tiny configurations, and run.sh's options for it."""
+    folder = tmp_path_factory.mktemp("recipe")
+    config = yaml.safe_load((ROOT / "conf/train_mini_an4_mega_bias.yaml").read_text())
+    config["decoder_conf"] |= {"block_size": 16, "linear_size": 16, "num_blocks": 1}
+    config |= {"num_iters_per_epoch": 1, "max_epoch": 6}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    for search in ("default", "maes"):
+        text = f"beam_size: 1\nbeam_search_config: {{search_type: {search}}}\n"
+        (folder / f"{search}.yaml").write_text(text)
+    options = [
+        *("--archive", archive),
+        *("--train_config", folder / "tiny.yaml"),
+        *("--decode_configs", f"{folder}/default.yaml {folder}/maes.yaml"),
+        *("--datadir", folder / "data"),
+        *("--expdir", folder / "exp"),
+    ]
+    return folder, options
+
+
+def processes_that_mention(text):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().decode(errors="replace")
+        except OSError:  # ended meanwhile
+            continue
+        if text in command:
+            found.append(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def interrupted(tiny):
+    """A run that Ctrl-C ended in epoch 3: its output, its status, and what it left."""
+    folder, options = tiny
+    process = subprocess.Popen(
+        run_sh(*options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        # pytest may itself run where Ctrl-C is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("  epoch 3/6: "):
+            process.send_signal(signal.SIGINT)
+    process.wait(60)
+    left = processes_that_mention(str(folder / "exp"))
+    return "".join(lines), process.returncode, left
+
+
+@pytest.fixture(scope="module")
+def resumed(tiny, interrupted):
+    return run(*tiny[1])
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_ends_its_children_and_says_so(interrupted):
+    output, status, left = interrupted
+
+    assert status == 130, output
+    assert output.endswith("run.sh: interrupted; the same command goes on from here\n")
+    assert [int(epoch) for epoch, _ in EPOCH.findall(output)][:3] == [1, 2, 3]
+    assert "Stage 5" not in output
+    assert left == []
+
+
+@pytest.mark.slow
+def test_the_training_goes_on_where_it_was(interrupted, resumed):
+    before = [int(epoch) for epoch, _ in EPOCH.findall(interrupted[0])]
+    after = [int(epoch) for epoch, _ in EPOCH.findall(resumed.stdout)]
+
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    for number in (1, 2, 3):
+        assert re.search(rf"Stage {number}: .*: finished earlier", resumed.stdout)
+    assert "the training goes on from its checkpoint" in resumed.stdout
+    assert after[-1] == 6
+    assert after == list(range(after[0], 7))
+    # an epoch is shown before it is saved, and a later one may have been saved unseen
+    assert 3 <= before[-1] <= after[0] <= before[-1] + 2
+
+
+@pytest.mark.slow
+def test_the_results_are_there_and_shown(tiny, resumed):
+    expdir = tiny[0] / "exp"
+    results = (expdir / "RESULTS.md").read_text()
+
+    rows = re.findall(r"^\| (default|maes) \| (\w+) \| (\d) \|", results, re.MULTILINE)
+    counts = {"train": "4", "valid": "1", "test": "2"}
+    assert rows == [(s, n, c) for s in ("default", "maes") for n, c in counts.items()]
+    assert results in resumed.stdout
+    for picture in ("loss", "bias"):
+        path = expdir / "train" / "images" / f"{picture}.png"
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert str(path) in results
+
+
+@pytest.mark.slow
+def test_tokens_come_from_the_training_text_and_blank_is_first(tiny, resumed):
+    datadir = tiny[0] / "data"
+    tokens = (datadir / "token_list/char/tokens.txt").read_text().splitlines()
+
+    said = (datadir / "train" / "text").read_text().splitlines()
+    letters = set("".join(line.partition(" ")[2] for line in said))
+    assert tokens[:2] == ["<blank>", "<unk>"]
+    assert tokens[-1] == "<sos/eos>"
+    assert set(tokens[2:-1]) == (letters - {" "}) | {"<space>"}
+    assert "B" not in tokens  # only in OCTOBER, which is in the test set
+
+
+@pytest.mark.slow
+def test_a_finished_stage_is_not_run_again(tiny, resumed):
+    folder, options = tiny
+
+    def snapshot():
+        files = (path for path in folder.rglob("*") if path.is_file())
+        return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+    before = snapshot()
+    again = run(*options)
+
+    assert again.returncode == 0, again.stderr
+    assert len(re.findall("finished earlier", again.stdout)) == 7
+    assert (folder / "exp" / "RESULTS.md").read_text() in again.stdout
+    assert snapshot() == before
+
+
+@pytest.mark.slow
+def test_only_what_depends_on_a_changed_file_is_run_again(tiny, resumed):
+    folder, options = tiny
+    text = "# again\n" + (folder / "maes.yaml").read_text()
+    (folder / "maes.yaml").write_text(text)
+
+    again = run(*options)
+
+    assert again.returncode == 0, again.stderr
+    assert "Stage 4: training: finished earlier" in again.stdout
+    assert "Stage 5: decoding, default: finished earlier" in again.stdout
+    assert re.search(r"Stage 5: decoding, maes\n(?:  .*\n)+  done", again.stdout)
+    assert "  fash-an253-b: " in again.stdout
+
+
+@pytest.mark.slow
+def test_a_limit_that_was_not_reached_fails(tiny, resumed):
+    result = run(*tiny[1], "--stage", 6, "--max_train_wer", 0)
+
+    assert result.returncode == 1
+    assert "error: the training set was not learnt: WER " in result.stderr
+
+
+@pytest.mark.slow
+def test_another_configuration_is_refused_in_the_same_directory(tiny, resumed):
+    folder, options = tiny
+    config = folder / "other.yaml"
+    config.write_text("# other\n" + (folder / "tiny.yaml").read_text())
+    before = (folder / "exp" / "train" / "checkpoint.pth").stat()
+
+    result = run(*options, "--train_config", config)
+
+    assert result.returncode == 1
+    assert f"{folder}/exp/train holds a training that was begun with another" in (
+        result.stderr
+    )
+    assert str(config) in result.stderr
+    assert "Stage 3" not in result.stdout
+    assert (folder / "exp" / "train" / "checkpoint.pth").stat() == before
+
+
+@pytest.mark.slow
+def test_a_broken_checkpoint_is_set_aside_and_the_training_begins_anew(tiny, resumed):
+    folder, options = tiny
+    checkpoint = folder / "exp" / "train" / "checkpoint.pth"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:5000])
+    (folder / "exp" / ".stamps" / "train").unlink()
+
+    result = run(*options, "--stage", 4, "--stop_stage", 4)
+
+    assert result.returncode == 0, result.stderr
+    aside = folder / "exp" / "train.broken1"
+    assert (
+        f"{checkpoint} is broken; what there was of the training is now in {aside}"
+        in (result.stdout)
+    )
+    assert [int(epoch) for epoch, _ in EPOCH.findall(result.stdout)] == [*range(1, 7)]
+    assert (aside / "checkpoint.pth").stat().st_size == 5000
+
+
+@pytest.mark.slow
+def test_a_misspelt_key_stops_the_run_before_the_statistics(tiny, resumed):
+    folder, options = tiny
+    config = folder / "misspelt.yaml"
+    config.write_text(
+        (folder / "tiny.yaml").read_text().replace("qk_size:", "qk_sise:")
+    )
+
+    result = run(*options, "--train_config", config, "--expdir", folder / "misspelt")
+
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"check.py: error: {config}: decoder_conf: mega_bias has no key 'qk_sise'; "
+        "did you mean qk_size?\n"
+    )
+    files = [path for path in (folder / "misspelt").rglob("*") if path.is_file()]
+    assert files == [folder / "misspelt" / ".stamps" / "claim"]
