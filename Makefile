@@ -42,6 +42,8 @@ define find_python
 	[ -n "$$python" ] || { echo 'make: no Python 3.10 to 3.13 found; name one: make PYTHON=FILE' >&2; exit 1; }
 endef
 
+# pip 26.3 refuses ESPnet 202511, over a URL in an extra of its dependency ci_sdr.
+#
 # $(call install,EXTRA): this package with its extra in $(VENV).  A new environment
 # where there is none, it does not run, or PYTHON is another version.
 define install
@@ -63,7 +65,7 @@ define install
 	then \
 		echo "Installing '.[$(1)]' into $(VENV)"; \
 		rm -f "$$stamp"; \
-		"$$venv_python" -m pip install --quiet --upgrade pip; \
+		"$$venv_python" -m pip install --quiet --upgrade 'pip<26.3'; \
 		"$$venv_python" -m pip install --progress-bar off -e '.[$(1)]'; \
 		echo "$$state" >"$$stamp"; \
 	fi
