@@ -63,9 +63,7 @@ def search(decoder, joint, frames, search_type, beam_size, **more):
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("frames", [1, 2, 7, 40])
 @pytest.mark.parametrize("conf", [{}, {"chunk_size": 3}, {"max_positions": 4}])
-def test_scores_are_finite_and_recombined(
-    build, search_type, beam_size, frames, conf
-):
+def test_scores_are_finite_and_recombined(build, search_type, beam_size, frames, conf):
     decoder, joint = build(**conf)
 
     nbest = search(
