@@ -62,6 +62,8 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["espnet_mega_bias", "espnet_mega_bias.*"]),
+    # On its own, so that a start of Python does not search a package's folder too.
+    py_modules=["espnet_mega_bias_autoload"],
     # Said explicitly, this layout makes an editable install one line of path. Else
     # setuptools writes a finder, whose imports each start of Python would pay for.
     package_dir={"": "."},

@@ -44,6 +44,7 @@ def add_plugin(site_packages):
     """Put the package and its start-up files where pip would put them, compiled."""
     for source in (ROOT / "startup").iterdir():
         shutil.copy(source, site_packages)
+    shutil.copy(ROOT / "espnet_mega_bias_autoload.py", site_packages)
     shutil.copytree(
         ROOT / "espnet_mega_bias",
         site_packages / "espnet_mega_bias",

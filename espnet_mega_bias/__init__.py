@@ -1,8 +1,7 @@
 """MEGA decoder with a rotary relative position bias for ESPnet's transducer.
 
-Every interpreter of the environment imports this package at start-up (see
-`espnet_mega_bias._autoload`), so it imports nothing: a public name is fetched from
-its module when it is first used.
+Importing this package imports nothing else: a public name is fetched from its module
+when it is first used. What runs at each start of Python is `espnet_mega_bias_autoload`.
 """
 
 __version__ = "0.1.0"

@@ -19,7 +19,7 @@ import threading
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from espnet_mega_bias._autoload import HOST_MODULES, install_finder
+from espnet_mega_bias_autoload import HOST_MODULES, install_finder
 
 if TYPE_CHECKING:
     import torch

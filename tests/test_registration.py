@@ -8,7 +8,8 @@ import warnings
 import pytest
 
 import espnet_mega_bias
-from espnet_mega_bias import _autoload, registration
+import espnet_mega_bias_autoload as _autoload
+from espnet_mega_bias import registration
 
 MODEL_MODULE = "espnet2.asr_transducer.espnet_transducer_model"
 

@@ -20,6 +20,7 @@ SOURCES = (
     "espnet_mega_bias",
     "pyproject.toml",
     "setup.py",
+    "espnet_mega_bias_autoload.py",
     "startup",
 )
 # Read before any other: those of setuptools and of editable installs import.

@@ -90,7 +90,7 @@ def test_starting_imports_the_hook_and_nothing_heavy(installed):
     done = installed.run("-X", "importtime", "-c", "pass")
     imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
     own = {name for name in imported if name.startswith("espnet_mega_bias")}
-    assert own == {"espnet_mega_bias", "espnet_mega_bias._autoload"}
+    assert own == {"espnet_mega_bias_autoload"}
     heavy = {"torch", "espnet", "espnet2", "espnet3", "typeguard", "numpy", "re"}
     assert not imported & heavy
 
@@ -98,7 +98,7 @@ def test_starting_imports_the_hook_and_nothing_heavy(installed):
 def test_pip_starts_without_the_body_of_the_package(installed):
     done = installed.run("-X", "importtime", "-m", "pip", "--version")
     assert done.returncode == 0
-    assert "espnet_mega_bias._autoload" in done.stderr
+    assert "espnet_mega_bias_autoload" in done.stderr
     assert "espnet_mega_bias.registration" not in done.stderr
 
 
@@ -107,11 +107,12 @@ def test_starting_is_silent_whatever_is_missing(disposable):
     assert start(disposable, "-W", "error") == (0, "")
     code = "import espnet_mega_bias as m; print(m.__file__)"
     package = Path(disposable.output(code)).parent
-    (package / "_autoload.py").write_text("")
-    assert start(disposable) == (0, "")
-    (package / "_autoload.py").unlink()
-    assert start(disposable) == (0, "")
+    hook = package.parent / "espnet_mega_bias_autoload.py"
     (package / "__init__.py").unlink()
+    assert start(disposable) == (0, "")
+    hook.write_text("")
+    assert start(disposable) == (0, "")
+    hook.unlink()
     assert start(disposable) == (0, "")
     shutil.rmtree(package)
     assert start(disposable) == (0, "")

@@ -103,6 +103,7 @@ class RegisteringLoader:
     """
 
     def __init__(self, loader):
+        """Remember the real loader."""
         self._loader = loader
 
     def __getattr__(self, name):
