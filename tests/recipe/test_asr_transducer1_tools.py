@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -214,7 +215,9 @@ def trained(tmp_path):
     model = {"weight": torch.randn(100, 40)}
     for epoch in (2, 3):
         torch.save(model, directory / f"{epoch}epoch.pth")
-    states = {"model": model, "reporter": {"epoch": 3}, "optimizers": []}
+    stats = {"loss": np.float64(0.5), "time": timedelta(seconds=2)}  # as in 202511
+    reporter = {"epoch": 3, "stats": {3: {"train": stats}}}
+    states = {"model": model, "reporter": reporter, "optimizers": []}
     torch.save(states, directory / "checkpoint.pth")
     (directory / "latest.pth").symlink_to("3epoch.pth")
     (directory / "config.yaml").write_text("max_epoch: 5\npatience: null\n")

@@ -314,8 +314,11 @@ def main() -> int:
             python = sys.version.split()[0]
             found = f"Python {python}, ESPnet {espnet}, {', '.join(versions)}"
         else:
-            # ESPnet's imports remark on extras that they do without
-            with contextlib.redirect_stderr(io.StringIO()):
+            remarks = io.StringIO()  # of ESPnet's imports, on extras that are missing
+            with (
+                contextlib.redirect_stdout(remarks),
+                contextlib.redirect_stderr(remarks),
+            ):
                 model, found = check_train_config(
                     args.train_config, args.token_list, args.text
                 )

@@ -7,7 +7,7 @@ and each in place: a training that is killed can leave any of them half-written.
 from __future__ import annotations
 
 import argparse
-import pickle
+import datetime
 import sys
 import zipfile
 from pathlib import Path
@@ -16,22 +16,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "local"))
 from corpus import CorpusError, replacing
 
 
-def load(path: Path) -> dict | None:
-    """Return what torch saved in `path`, or None where the file is not whole."""
-    import torch
-
+def is_whole(path: Path) -> bool:
+    """Tell whether what torch saved in `path` is there to its last byte."""
     try:
         with zipfile.ZipFile(path) as file:
-            if file.testzip() is not None:  # torch.load compares no checksums
-                return None
+            return file.testzip() is None  # torch.load compares no checksums
+    except (FileNotFoundError, zipfile.BadZipFile):
+        return False
+
+
+def load(path: Path) -> dict:
+    """Return the states in a checkpoint of ESPnet."""
+    import numpy as np
+    import torch
+
+    # ESPnet 202511 leaves such values in the reporter's state, later ones do not
+    number = np.float64(0)
+    allowed = [datetime.timedelta, np.dtype, type(number.dtype), number.__reduce__()[0]]
+    with torch.serialization.safe_globals(allowed):
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        FileNotFoundError,
-        zipfile.BadZipFile,
-        RuntimeError,
-        pickle.UnpicklingError,
-    ):
-        return None
 
 
 def set_aside(directory: Path) -> Path:
@@ -45,7 +48,7 @@ def set_aside(directory: Path) -> Path:
 def mend(directory: Path) -> str | None:
     """Make the output directory of a training fit to be continued.
 
-    A checkpoint that does not load goes, with all that was trained with it, to
+    A checkpoint that is not whole goes, with all that was trained with it, to
     another directory: the training begins anew.  If the checkpoint is whole but the
     model of its epoch is not, or ``latest.pth`` is older, both are made again.
 
@@ -57,16 +60,16 @@ def mend(directory: Path) -> str | None:
     checkpoint = directory / "checkpoint.pth"
     if not checkpoint.exists():
         return None
-    states = load(checkpoint)
-    if not (isinstance(states, dict) and {"model", "reporter"} <= states.keys()):
+    if not is_whole(checkpoint):
         target = set_aside(directory)
         return (
             f"{checkpoint} is broken; what there was of the training is now in "
             f"{target}, and the training begins anew"
         )
+    states = load(checkpoint)
     epoch = states["reporter"]["epoch"]
     model = directory / f"{epoch}epoch.pth"
-    if load(model) is None:
+    if not is_whole(model):
         with replacing(model) as partial:
             torch.save(states["model"], partial)
     latest = directory / "latest.pth"
@@ -88,8 +91,7 @@ def check_complete(directory: Path) -> None:
     import yaml
 
     config = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
-    states = load(directory / "checkpoint.pth")
-    epoch = states["reporter"]["epoch"] if states else 0
+    epoch = load(directory / "checkpoint.pth")["reporter"]["epoch"]
     if epoch < config["max_epoch"] and config["patience"] is None:
         raise ValueError(
             f"the training ended after epoch {epoch} of {config['max_epoch']}: "

@@ -28,8 +28,8 @@ def learnt_biases(train_config: Path, model_file: Path, length: int = LONGEST) -
     """
     import torch
 
-    # ESPnet's imports remark on extras that they do without
-    with contextlib.redirect_stderr(io.StringIO()):
+    remarks = io.StringIO()  # of ESPnet's imports, on extras that are missing
+    with contextlib.redirect_stdout(remarks), contextlib.redirect_stderr(remarks):
         from espnet2.tasks.asr_transducer import ASRTransducerTask
 
     model, _ = ASRTransducerTask.build_model_from_file(train_config, model_file, "cpu")
