@@ -73,7 +73,7 @@ def tiny(tmp_path_factory, archive):
     folder = tmp_path_factory.mktemp("recipe")
     config = yaml.safe_load((ROOT / "conf/train_mini_an4_mega_bias.yaml").read_text())
     config["decoder_conf"] |= {"block_size": 16, "linear_size": 16, "num_blocks": 1}
-    config |= {"num_iters_per_epoch": 1, "max_epoch": 6}
+    config |= {"num_iters_per_epoch": 4, "max_epoch": 6}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
     for search in ("default", "maes"):
         text = f"beam_size: 1\nbeam_search_config: {{search_type: {search}}}\n"
