@@ -21,7 +21,7 @@ Options:
   --archive FILE        a local downloads.tar.gz of mini_an4, or an ESPnet wheel that
                         has it (default: the installed ESPnet's, else pip's download)
   --train_config FILE   (default <top>/conf/train_mini_an4_mega_bias.yaml)
-  --decode_configs "FILE ..."  (default <top>/conf/decode_default.yaml and decode_maes.yaml)
+  --decode_configs "FILE ..."  (default <top>/conf/decode_default.yaml and conf/decode_maes.yaml)
   --datadir DIR         (default data)
   --expdir DIR          (default exp/<name of train_config>_espnet<version>)
   --python FILE         the Python that has ESPnet (default python3)
@@ -51,7 +51,7 @@ stage=1
 stop_stage=6
 archive=
 train_config=$top/conf/train_mini_an4_mega_bias.yaml
-decode_configs=("$top/conf/decode_default.yaml" "$top/conf/decode_maes.yaml")
+decode_configs=("$top/conf/decode_default.yaml" "$here/conf/decode_maes.yaml")
 datadir=$here/data
 expdir=
 python=python3
