@@ -80,7 +80,8 @@ setup(
     extras_require={
         "recipe": recipe,
         "egs3": egs3,
-        "test": [*egs3, "hypothesis", "pytest", "ruff"],
+        # The last two build the package for the tests that install it.
+        "test": [*egs3, "hypothesis", "pytest", "ruff", "setuptools>=64", "wheel"],
     },
     cmdclass={"build_py": BuildWithStartupFiles},
 )
