@@ -26,10 +26,12 @@ def recipe_dir():
 
 @pytest.fixture(scope="session")
 def corpus(recipe_dir):
-    # the recipe's scripts import it by this name; so do they share its CorpusError
-    sys.path.insert(0, str(EGS / "local"))
+    # the scripts import each other by name, and so share corpus.CorpusError
+    folders = [str(EGS / "local"), str(recipe_dir / "local")]
+    sys.path[:0] = folders
     yield importlib.import_module("corpus")
-    sys.path.remove(str(EGS / "local"))
+    for folder in folders:
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="session")

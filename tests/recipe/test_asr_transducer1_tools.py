@@ -177,6 +177,8 @@ def test_only_one_job_at_a_time_has_the_lock(recipe_dir, tmp_path):
             time.sleep(0.05)
 
         second = run(job(recipe_dir, tmp_path / "2", *with_lock, "echo", "ran"))
+        mend = ("mend", tmp_path / "train", "--lock", lock)
+        mended = run(local_command(recipe_dir, "checkpoint.py", *mend))
     finally:
         first.terminate()
         first.wait()
@@ -184,6 +186,8 @@ def test_only_one_job_at_a_time_has_the_lock(recipe_dir, tmp_path):
 
     assert second.returncode == 1
     assert f"another run is at work here; it holds {lock}" in second.stderr
+    assert mended.returncode == 1
+    assert f"another run is at work here; it holds {lock}" in mended.stderr
     assert third.returncode == 0
 
 

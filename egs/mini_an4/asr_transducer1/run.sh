@@ -238,7 +238,7 @@ fi
 if begin 4 "training" "$expdir/.stamps/train" --input "${training_inputs[@]}" \
     "$stats/train/feats_stats.npz"; then
     check_configurations
-    run "$python" local/checkpoint.py mend "$train"
+    run "$python" local/checkpoint.py mend "$train" --lock "$expdir/.stamps/lock"
     logged "$expdir/logs/train.log" --progress train --lock "$expdir/.stamps/lock" -- \
         "$python" -m espnet2.bin.asr_transducer_train \
         --resume true --output_dir "$train" "${common_options[@]}" \

@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "local"))
 from corpus import CorpusError, replacing
+from job import LockedError, take_lock
 
 
 def is_whole(path: Path) -> bool:
@@ -103,14 +104,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["mend", "check_complete"])
     parser.add_argument("directory", type=Path, help="ESPnet's output_dir")
+    parser.add_argument("--lock", type=Path, help="nothing is done while a job has it")
     args = parser.parse_args()
     found = None
     try:
+        if args.lock is not None:
+            take_lock(args.lock)
         if args.action == "mend":
             found = mend(args.directory)
         else:
             check_complete(args.directory)
-    except (CorpusError, ValueError, OSError) as exc:
+    except (CorpusError, LockedError, ValueError, OSError) as exc:
         print(f"checkpoint.py: error: {exc}", file=sys.stderr)
         return 1
     if found:

@@ -59,6 +59,25 @@ def decode_progress(line: str) -> str | None:
     return f"{match['utt']}: {match['text']}" if match else None
 
 
+class LockedError(Exception):
+    """Another job has the lock."""
+
+
+def take_lock(path: Path) -> int:
+    """Lock a file, for as long as it stays open here or in a child that inherits it.
+
+    Raises:
+        LockedError: If another job has it; names the file.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(lock)
+        raise LockedError(f"another run is at work here; it holds {path}") from exc
+    return lock
+
+
 def stop(process: subprocess.Popen) -> None:
     """End a process and its children, by force after a while."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -156,21 +175,11 @@ def main() -> int:
         "decode": decode_progress,
         None: lambda line: None,
     }[args.progress]
-    lock = None
     try:
         args.log.parent.mkdir(parents=True, exist_ok=True)
-        if args.lock is not None:
-            lock = os.open(args.lock, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(
-                    f"job.py: error: another run is at work here; it holds {args.lock}",
-                    file=sys.stderr,
-                )
-                return 1
+        lock = None if args.lock is None else take_lock(args.lock)
         status = follow(args.command, args.log, progress, lock)
-    except OSError as exc:
+    except (LockedError, OSError) as exc:
         print(f"job.py: error: {exc}", file=sys.stderr)
         return 1
     if 0 < status < 128:
