@@ -6,9 +6,11 @@ PYTHON ?=
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
-# pip, matplotlib and others keep their caches there
+# matplotlib and others keep their caches there, and NLTK what it downloads as soon as
+# ESPnet 202511 imports g2p_en
 export XDG_CACHE_HOME := $(CURDIR)/$(VENV)/cache
 export XDG_CONFIG_HOME := $(CURDIR)/$(VENV)/config
+export NLTK_DATA := $(CURDIR)/$(VENV)/nltk_data
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -58,6 +60,7 @@ define install
 		echo "Making $(VENV) with $$python"; \
 		rm -rf '$(VENV)'; \
 		"$$python" -m venv '$(VENV)'; \
+		mkdir -p '$(VENV)/nltk_data'; \
 	fi; \
 	state="$(CURDIR) $$(cksum $(SETUP_FILES))"; \
 	versions='import importlib.metadata as m; m.version("espnet"), m.version("espnet-mega-bias")'; \
