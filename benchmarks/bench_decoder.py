@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -222,24 +223,31 @@ def main() -> None:
     ours = MEGABiasDecoder(VOCAB, **CONF).eval()
     theirs.load_state_dict(ours.state_dict())
 
-    many, few = (1, 1) if args.smoke else (31, 7)
-    rows = bench_bias(args.smoke, many)
+    many, few = (1, 1) if args.smoke else (31, 5)
+    steps = [(1, 9), (10, 9)] if args.smoke else [(1, 50), (10, 50), (1, 1000)]
+    batches = [(2, 9)] if args.smoke else [(32, 50), (32, 150), (8, 500)]
 
-    for batch, length in [(2, 9)] if args.smoke else [(32, 50), (32, 150), (8, 500)]:
-        rows |= bench_training(theirs, ours, batch, length, few)
-
-    for length in [9] if args.smoke else [50, 1000]:
-        for batch in (1, 10):
-            rows |= bench_step(theirs, ours, batch, length, many)
+    works = [
+        lambda: bench_bias(args.smoke, many),
+        *(partial(bench_step, theirs, ours, *size, many) for size in steps),
+        *(partial(bench_training, theirs, ours, *size, few) for size in batches),
+    ]
+    rows = {}
 
     print("| work | ESPnet, ms | ours, ms | floor, ms | ESPnet / ours | ours / floor |")
     print("|---|---|---|---|---|---|")
 
-    for name, row in rows.items():
-        print(
-            f"| {name} | {row['espnet']:.2f} | {row['ours']:.2f} | {row['floor']:.2f} "
-            f"| {row['espnet'] / row['ours']:.2f} | {row['ours'] / row['floor']:.2f} |"
-        )
+    for work in works:
+        done = work()
+        rows |= done
+
+        for name, row in done.items():
+            print(
+                f"| {name} | {row['espnet']:.2f} | {row['ours']:.2f} "
+                f"| {row['floor']:.2f} | {row['espnet'] / row['ours']:.2f} "
+                f"| {row['ours'] / row['floor']:.2f} |",
+                flush=True,
+            )
 
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "ms": rows}, indent=1))
