@@ -228,10 +228,10 @@ class MultiHeadDampedEMA(torch.nn.Module):
         block_length = math.ceil(length / num_blocks)
 
         x = torch.nn.functional.pad(x, (0, 0, 0, num_blocks * block_length - length))
-        x = x.view(batch, num_blocks, block_length, size)
 
         # Features in front: one matrix product per feature, all its rows contiguous.
-        x = x.permute(3, 2, 0, 1).reshape(size, block_length, -1)  # (D, K, B * N)
+        x = x.reshape(-1, size).t().contiguous()
+        x = x.view(size, -1, block_length)  # (D, B * N, K)
 
         input_weight, retention, output_weight = self.coefficients()
         powers = _powers(retention, block_length + 1)  # (D, H, K + 1)
@@ -240,25 +240,26 @@ class MultiHeadDampedEMA(torch.nn.Module):
         kernel = torch.einsum("dh,dhl->dl", output_weight, add)
         lags = torch.nn.functional.pad(kernel.flip(-1), (0, block_length - 1))
 
-        out = torch.bmm(toeplitz(lags, block_length).to(x.dtype), x)
+        inside = toeplitz(lags, block_length).to(x.dtype)
+        out = torch.bmm(x, inside.transpose(1, 2))
 
         if num_blocks > 1:
             # What each block adds to the state, as of its own end.
-            added = torch.bmm(add.flip(-1).to(x.dtype), x)
-            added = added.view(size, -1, batch, num_blocks)
-            keep = powers[..., -1:].to(x.dtype)
+            added = torch.bmm(x, add.flip(-1).transpose(1, 2).to(x.dtype))
+            added = added.view(size, batch, num_blocks, -1)  # (D, B, N, H)
+            keep = powers[..., -1].unsqueeze(1).to(x.dtype)
 
-            states = [torch.zeros_like(added[..., 0])]
+            states = [torch.zeros_like(added[:, :, 0])]
             for block in range(num_blocks - 1):
-                states.append(torch.addcmul(added[..., block], keep, states[-1]))
+                states.append(torch.addcmul(added[:, :, block], keep, states[-1]))
 
             read = (output_weight.unsqueeze(-1) * powers[..., 1:]).to(x.dtype)
-            states = torch.stack(states, dim=-1).flatten(2)
-            out = torch.baddbmm(out, read.transpose(1, 2), states)
+            states = torch.stack(states, dim=2).flatten(1, 2)
+            out = torch.baddbmm(out, states, read)
 
-        out = out.view(size, block_length, batch, num_blocks).permute(2, 3, 1, 0)
+        out = out.view(size, -1).t().contiguous()
 
-        return out.reshape(batch, -1, size)[:, :length]
+        return out.view(batch, -1, size)[:, :length]
 
     def _filter_truncated(self, x: torch.Tensor, reach: int) -> torch.Tensor:
         """Filter by blocks, each from the inputs within reach of its positions.
