@@ -82,7 +82,7 @@ test:
 	$(call install,test)
 	'$(VENV)/bin/python' -m ruff check .
 	'$(VENV)/bin/python' -m ruff format --check .
-	PYTHONWARNINGS='ignore:builtin type:DeprecationWarning' '$(VENV)/bin/python' -m pytest $(ARGS)
+	'$(VENV)/bin/python' -m pytest $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
