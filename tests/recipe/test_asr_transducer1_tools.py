@@ -232,7 +232,7 @@ def test_a_whole_checkpoint_is_left_alone(local, trained):
     directory, _ = trained
     before = {path: path.lstat() for path in directory.iterdir()}
 
-    assert local("checkpoint").mend(directory) == "3 epochs were trained earlier"
+    assert local("checkpoint").mend(directory) == "epochs trained earlier: 3"
 
     assert {path: path.lstat() for path in directory.iterdir()} == before
 

@@ -77,7 +77,7 @@ def mend(directory: Path) -> str | None:
     if not latest.exists() or latest.resolve() != model.resolve():
         latest.unlink(missing_ok=True)
         latest.symlink_to(model.name)
-    return f"{epoch} epochs were trained earlier"
+    return f"epochs trained earlier: {epoch}"
 
 
 def check_complete(directory: Path) -> None:
