@@ -176,7 +176,8 @@ def choose_criterion(model: ESPnetASRTransducerModel, device: torch.device) -> N
         device: Where the loss will be computed.
 
     Raises:
-        ValueError: If FastEmit is asked for, and only torchaudio is there.
+        ValueError: If the model's FastEmit weight is negative or not finite, and
+            `warprnnt_pytorch` is not usable.
     """
     with _decision_lock:
         defect = warprnnt_defect(str(device), model.fastemit_lambda)
@@ -185,13 +186,9 @@ def choose_criterion(model: ESPnetASRTransducerModel, device: torch.device) -> N
 
         from espnet_mega_bias.rnnt_loss import RNNTLoss
 
-        try:
-            criterion = RNNTLoss(
-                blank=0, fastemit_lambda=model.fastemit_lambda, reduction="mean"
-            )
-        except ValueError as exc:
-            raise ValueError(f"{exc} ({defect})") from exc
-        model.criterion_transducer = criterion
+        model.criterion_transducer = RNNTLoss(
+            blank=0, fastemit_lambda=model.fastemit_lambda, reduction="mean"
+        )
         if defect not in _announced:
             _announced.add(defect)
             logging.getLogger(__name__).warning(

@@ -1,5 +1,6 @@
 """Transducer (RNN-T) loss on torchaudio, at the boundary that ESPnet expects."""
 
+import math
 from collections.abc import Callable
 from importlib import metadata
 
@@ -19,18 +20,21 @@ class RNNTLoss(torch.nn.Module):
     int64 and on any device; logits may be of any floating type and layout, and wider
     than the longest item. They are copied only where torchaudio could not read them.
 
-    Source: arXiv:1211.3711, and
+    FastEmit favours early labels: the gradient of each label's log-probability is
+    multiplied by 1 + `fastemit_lambda`, that of the blank is left alone, and so is the
+    loss itself. It takes one more tensor of the logits' size, in float32.
+
+    Source: arXiv:1211.3711, arXiv:2010.11148, and
     HawkAaron/warp-transducer@master pytorch_binding/warprnnt_pytorch/__init__.py
 
     Args:
         blank: Blank label.
-        fastemit_lambda: Weight of FastEmit (arXiv:2010.11148); 0, since torchaudio has
-            none.
+        fastemit_lambda: Weight of FastEmit, at least 0.
         reduction: "mean" over the batch, "sum", or "none".
 
     Raises:
-        ValueError: If `blank` is negative, `fastemit_lambda` is not 0, or `reduction`
-            is unknown.
+        ValueError: If `blank` is negative, `fastemit_lambda` is negative or not finite,
+            or `reduction` is unknown.
 
     """
 
@@ -46,11 +50,9 @@ class RNNTLoss(torch.nn.Module):
         if blank < 0:
             raise ValueError(f"blank must be at least 0, got {blank}")
 
-        if fastemit_lambda != 0.0:
+        if not 0.0 <= fastemit_lambda < math.inf:
             raise ValueError(
-                f"fastemit_lambda must be 0 with torchaudio's Transducer loss, got "
-                f"{fastemit_lambda}: set model_conf.fastemit_lambda to 0, or install "
-                "warp-transducer"
+                f"fastemit_lambda must be finite and at least 0, got {fastemit_lambda}"
             )
 
         if reduction not in REDUCTIONS:
@@ -59,6 +61,7 @@ class RNNTLoss(torch.nn.Module):
             )
 
         self.blank = blank
+        self.fastemit_lambda = fastemit_lambda
         self.reduction = reduction
 
     def forward(
@@ -72,7 +75,8 @@ class RNNTLoss(torch.nn.Module):
 
         Args:
             logits: Joint network output before the softmax. (B, T, U + 1, V)
-            targets: Labels, anything after the end of each. (B, U), int32 or int64
+            targets: Labels without blanks, anything after the end of each. (B, U),
+                int32 or int64
             logit_lengths: Number of frames of each item, at least 1. (B,), integer
             target_lengths: Number of labels of each item. (B,), integer
 
@@ -91,12 +95,13 @@ class RNNTLoss(torch.nn.Module):
         labels = target_lengths.tolist()
 
         _check_lengths(logits, targets, frames, labels)
-        _check_labels(targets, target_lengths, logits.size(-1))
 
         if self.blank >= logits.size(-1):
             raise ValueError(
                 f"blank {self.blank} is not below the vocabulary size {logits.size(-1)}"
             )
+
+        _check_labels(targets, target_lengths, logits.size(-1), self.blank)
 
         costs = self._costs(_load_rnnt_loss(), logits, targets, frames, labels)
 
@@ -155,14 +160,40 @@ class RNNTLoss(torch.nn.Module):
                 ]
             )
 
+        fused = self.fastemit_lambda == 0.0
+
+        if fused:
+            logits = logits.float()
+        else:
+            logits = logits.log_softmax(-1, dtype=torch.float32)
+
+            if logits.requires_grad:
+                logits.register_hook(self._favour_labels)
+
         return rnnt_loss(
-            logits.float().contiguous(),
+            logits.contiguous(),
             targets.to(logits.device, torch.int32).contiguous(),
             torch.tensor(frames, dtype=torch.int32, device=logits.device),
             torch.tensor(labels, dtype=torch.int32, device=logits.device),
             blank=self.blank,
             reduction="none",
+            fused_log_softmax=fused,
         )
+
+    def _favour_labels(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Apply FastEmit.
+
+        Args:
+            gradient: Gradient with respect to log-probabilities. (B, T, U + 1, V)
+
+        Returns:
+            : The same, larger for all but the blank. (B, T, U + 1, V)
+
+        """
+        scale = gradient.new_full((gradient.size(-1),), 1.0 + self.fastemit_lambda)
+        scale[self.blank] = 1.0
+
+        return gradient * scale
 
 
 def _check_shapes(
@@ -171,13 +202,13 @@ def _check_shapes(
     logit_lengths: torch.Tensor,
     target_lengths: torch.Tensor,
 ) -> None:
-    batch = logits.size(0)
-
-    if logits.dim() != 4 or batch == 0 or not logits.is_floating_point():
+    if logits.dim() != 4 or len(logits) == 0 or not logits.is_floating_point():
         raise ValueError(
             "logits must be floating point and (B, T, U + 1, V), got "
             f"{logits.dtype} {tuple(logits.shape)}"
         )
+
+    batch = logits.size(0)
 
     for name, tensor, dims in (
         ("targets", targets, 2),
@@ -226,16 +257,19 @@ def _check_lengths(
 
 
 def _check_labels(
-    targets: torch.Tensor, target_lengths: torch.Tensor, vocab_size: int
+    targets: torch.Tensor, target_lengths: torch.Tensor, vocab_size: int, blank: int
 ) -> None:
-    # Outside, torchaudio reads and writes memory that is not its own.
+    # Outside, torchaudio reads and writes memory that is not its own; for a blank
+    # among the labels, its gradient is wrong.
     position = torch.arange(targets.size(1), device=targets.device)
     used = position < target_lengths.to(targets.device).unsqueeze(1)
-    wrong = targets[used & ((targets < 0) | (targets >= vocab_size))]
+    bad = (targets < 0) | (targets >= vocab_size) | (targets == blank)
+    wrong = targets[used & bad]
 
     if wrong.numel() > 0:
         raise ValueError(
-            f"labels must be from 0 to {vocab_size - 1}, got {wrong[0].item()}"
+            f"labels must be from 0 to {vocab_size - 1} and not the blank {blank}, got "
+            f"{wrong[0].item()}"
         )
 
 

@@ -198,6 +198,7 @@ def test_the_choice_is_said_once_per_process(missing, caplog):
 
 @pytest.mark.parametrize("case", DEFECTS)
 def test_an_unusable_warprnnt_is_replaced_and_the_reason_said(case, warprnnt, caplog):
+    """D6."""
     source, reason = DEFECTS[case]
     warprnnt(source)
     model = make_model()
@@ -244,15 +245,31 @@ def test_a_fastemit_that_gives_no_number_is_a_defect(warprnnt):
     assert "not finite on cpu" in registration.warprnnt_defect("cpu", 0.5)
 
 
-def test_fastemit_with_torchaudio_alone_stops_training_but_not_decoding(missing):
-    model = make_model(fastemit_lambda=0.01)
-    with pytest.raises(ValueError, match=r"fastemit_lambda.*0\.01.*not installed"):
+def test_fastemit_makes_training_favour_the_blank_less_at_the_same_loss(missing):
+    """F8."""
+    losses, gradients = [], []
+    for fastemit_lambda in (0.0, 1.0):
+        model = make_model(fastemit_lambda).eval()
+        loss, _, _ = model(**batch())
+        loss.backward()
+        losses.append(loss)
+        gradients.append(model.joint_network.lin_out.bias.grad[0])
+    torch.testing.assert_close(*losses)
+    assert gradients[0] < gradients[1] < 0
+
+
+def test_a_bad_fastemit_weight_stops_training_but_not_decoding(missing):
+    """D10."""
+    model = make_model(fastemit_lambda=-0.01)
+    with pytest.raises(ValueError, match=r"fastemit_lambda must be .* got -0\.01"):
         model(**batch())
     assert model.criterion_transducer is None
     assert best_hypothesis(model).yseq[0] == 0
 
 
 def test_decoding_asks_for_no_loss(monkeypatch):
+    """D10."""
+
     def refuse(*args):
         raise AssertionError("decoding asked for a loss")
 
@@ -265,6 +282,8 @@ def test_decoding_asks_for_no_loss(monkeypatch):
 def test_a_torchaudio_that_does_not_load_stops_training_but_not_decoding(
     missing, monkeypatch
 ):
+    """D7, D10."""
+
     class Broken:
         def find_spec(self, fullname, path=None, target=None):
             if fullname.partition(".")[0] == "torchaudio":
