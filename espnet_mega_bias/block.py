@@ -1,5 +1,7 @@
 """Moving average equipped gated attention (MEGA) block."""
 
+from typing import NamedTuple
+
 import torch
 
 from espnet_mega_bias.ema import MultiHeadDampedEMA
@@ -10,6 +12,14 @@ from espnet_mega_bias.position_bias import (
 )
 
 REL_POS_BIAS_TYPES = ("simple", "rotary")
+
+
+class StepCoefficients(NamedTuple):
+    """What a step derives from the weights alone; see `MEGA.step_coefficients`."""
+
+    ema: tuple[torch.Tensor, torch.Tensor]
+    query_weight: torch.Tensor
+    query_bias: torch.Tensor
 
 
 class MEGA(torch.nn.Module):
@@ -27,6 +37,11 @@ class MEGA(torch.nn.Module):
 
     With `chunk_size` C > 0, attention stays inside chunks of C positions, while the
     EMA runs across them.
+
+    Softmax ignores what all keys of a query have in common, hence query * b_1, and what
+    is left of the key, z * w_1, is moved over to the query. So z itself serves as key:
+
+    query key^T / sqrt(S)  ->  (z * (w_0 w_1) + b_0 w_1) / sqrt(S)  z^T
 
     Source: arXiv:2209.10655, and
     espnet/espnet@202511 espnet2/asr_transducer/decoder/blocks/mega.py
@@ -155,7 +170,8 @@ class MEGA(torch.nn.Module):
         value = self.activation(self.proj_v(x))
         average = self.multihead_damped_ema(x, padding)
 
-        update, query, key, gate, candidate = self._gates(average)
+        update, key, gate, candidate = self._gates(average)
+        query = torch.addcmul(self.query_bias(), key, self.query_weight())
 
         length = x.size(1)
         chunk = self.chunk_size if 0 < self.chunk_size < length else length
@@ -181,52 +197,88 @@ class MEGA(torch.nn.Module):
         self,
         x: torch.Tensor,
         ema_state: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
         padding: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compute the block at the next position of each sequence.
+        coefficients: StepCoefficients | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the block at the next position of each of B sequences.
 
         Args:
             x: Input. (B, D)
             ema_state: EMA state before this position.
-            keys: Keys that may be attended to, the latest ones last, L in each row:
-                shorter rows are filled up on the left. (B, L, S)
-            values: Values that belong to the keys. (B, L, V)
-            padding: True where a row of `keys`, or at the end the current position, is
-                padding. (B, L + 1), bool
+            rows: Keys, and beside them values, of all sequences together. The last B
+                rows are overwritten with those of this position. (R, S + V)
+            bias: Relative position bias of each row, -inf where a sequence does not
+                attend to it. (B, R)
+            padding: True where this position is padding: kept out of the EMA, and
+                attending to nothing if `bias` leaves nothing. (B,), bool
+            coefficients: What `step_coefficients` returns with the present weights
+                (None = computed here).
 
         Returns:
             : Output. (B, D)
             : EMA state after this position.
-            : Keys, the current one last. (B, L + 1, S)
-            : Values, likewise. (B, L + 1, V)
-
-        Raises:
-            ValueError: If L + 1 is above `max_positions` or above the chunk.
 
         """
+        if coefficients is None:
+            coefficients = self.step_coefficients()
+
         value = self.activation(self.proj_v(x))
         average, ema_state = self.multihead_damped_ema.step(
-            x, ema_state, None if padding is None else padding[:, -1]
+            x, ema_state, padding, coefficients.ema
         )
 
-        update, query, key, gate, candidate = self._gates(average)
+        update, key, gate, candidate = self._gates(average)
+        query = torch.addcmul(coefficients.query_bias, key, coefficients.query_weight)
 
-        keys = torch.cat([keys, key.unsqueeze(1).to(keys.dtype)], dim=1)
-        values = torch.cat([values, value.unsqueeze(1).to(values.dtype)], dim=1)
+        new = rows[-x.size(0) :]
+        new[:, : self.qk_size].copy_(key)
+        new[:, self.qk_size :].copy_(value)
 
-        attended = self._attend(
-            query.unsqueeze(1),
-            keys,
-            values,
-            self.rel_pos_bias.last_row(keys.size(1)),
-            padding,
+        keys, values = rows.split([self.qk_size, self.v_size], dim=1)
+
+        weights = self._softmax(torch.addmm(bias, query, keys.t()))
+
+        if padding is not None:
+            weights = weights.masked_fill(bias.isneginf().all(-1, keepdim=True), 0.0)
+
+        attended = torch.mm(
+            self.dropout_attn(weights).to(values.dtype), self.dropout(values)
         )
 
-        out = self._output(x, update, attended.squeeze(1), gate, candidate)
+        return self._output(x, update, attended, gate, candidate), ema_state
 
-        return out, ema_state, keys, values
+    def step_coefficients(self) -> StepCoefficients:
+        """Compute what a step derives from the weights alone.
+
+        Returns:
+            : Coefficients of the EMA, and weight and bias that make the query.
+
+        """
+        return StepCoefficients(
+            self.multihead_damped_ema.coefficients(),
+            self.query_weight(),
+            self.query_bias(),
+        )
+
+    def query_weight(self) -> torch.Tensor:
+        """Compute the weight that makes the query from the key: w_0 w_1 / sqrt(S).
+
+        Returns:
+            : Weight. (S,)
+
+        """
+        return self.qk_weight[0] * self.qk_weight[1] * self.scaling
+
+    def query_bias(self) -> torch.Tensor:
+        """Compute the bias that makes the query from the key: b_0 w_1 / sqrt(S).
+
+        Returns:
+            : Bias. (S,)
+
+        """
+        return self.qk_bias[0] * self.qk_weight[1] * self.scaling
 
     def _gates(self, average: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute everything that comes from the EMA output.
@@ -236,8 +288,7 @@ class MEGA(torch.nn.Module):
 
         Returns:
             : Update gate u. (..., D)
-            : Query. (..., S)
-            : Key. (..., S)
+            : Key z. (..., S)
             : Attention gate g. (..., V)
             : Candidate h0 before the attention is added. (..., D)
 
@@ -247,16 +298,11 @@ class MEGA(torch.nn.Module):
             [self.size, self.qk_size + self.v_size, self.size],
             dim=-1,
         )
-        shared, gate = torch.split(
+        key, gate = torch.split(
             self.activation(gates), [self.qk_size, self.v_size], dim=-1
         )
 
-        query, key = (
-            torch.addcmul(bias, shared, weight)
-            for bias, weight in zip(self.qk_bias, self.qk_weight, strict=True)
-        )
-
-        return torch.sigmoid(update), query, key, gate, candidate
+        return torch.sigmoid(update), key, gate, candidate
 
     def _attend(
         self,
@@ -272,27 +318,34 @@ class MEGA(torch.nn.Module):
             query: Queries. (B, Q, S)
             key: Keys. (B, K, S)
             value: Values. (B, K, V)
-            bias: Added to the scores, -inf where a key comes later. (Q, K) or (K,)
+            bias: Added to the scores, -inf where a key comes later. (Q, K)
             padding: True where a key is padding. (B, K), bool
 
         Returns:
             : Weighted values. (B, Q, V)
 
         """
-        scores = torch.matmul(query * self.scaling, key.transpose(1, 2)) + bias
+        scores = torch.matmul(query, key.transpose(1, 2)) + bias
 
         if padding is not None:
             # Not -inf: a row with padding alone would become NaN.
             padding = padding.unsqueeze(1)
             scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
 
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        weights = torch.softmax(scores, dim=-1, dtype=wide).to(value.dtype)
+        weights = self._softmax(scores)
 
         if padding is not None:
             weights = weights.masked_fill(padding, 0.0)
 
-        return torch.matmul(self.dropout_attn(weights), self.dropout(value))
+        return torch.matmul(
+            self.dropout_attn(weights).to(value.dtype), self.dropout(value)
+        )
+
+    @staticmethod
+    def _softmax(scores: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(scores.dtype, torch.float32)
+
+        return torch.softmax(scores, dim=-1, dtype=wide)
 
     def _output(
         self,
@@ -316,9 +369,9 @@ class MEGA(torch.nn.Module):
 
         """
         hidden = self.activation(candidate + self.proj_h(attended * gate))
-        hidden = self.dropout(hidden)
+        hidden = self.dropout(hidden).to(x.dtype)
 
-        return self.normalization(torch.addcmul(x, update, hidden - x))
+        return self.normalization(torch.lerp(x, hidden, update.to(x.dtype)))
 
     @staticmethod
     def _into_chunks(x: torch.Tensor, chunk: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """MEGA decoder (prediction network) for ESPnet's Transducer."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from espnet2.asr_transducer.activation import get_activation
@@ -11,10 +11,12 @@ from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
     NormalizedPositionwiseFeedForward,
 )
 from espnet2.asr_transducer.normalization import get_normalization
-from torch.nn.utils.rnn import pad_sequence
 from typeguard import typechecked
 
-from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES
+from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES, StepCoefficients
+from espnet_mega_bias.decoder_state import DecoderState, History
+from espnet_mega_bias.key_value_cache import KeyValueCache, join, new_cache
+from espnet_mega_bias.weights_watch import WeightsWatch
 
 # What ESPnet's get_activation and get_normalization know; they keep the names inside.
 ACTIVATION_TYPES = (
@@ -31,10 +33,28 @@ ACTIVATION_TYPES = (
 )
 NORMALIZATION_TYPES = ("basic_norm", "layer_norm", "rms_norm", "scale_norm")
 
-# Outputs that `score` keeps between two calls of `reset_cache`.
-SCORE_CACHE_SIZE = 64
+# Outputs that are kept between two calls of ESPnet's `reset_cache`.
+SCORE_CACHE_SIZE = 256
 
-State = list[dict[str, Any]]
+# Distances that a search computes the bias for, until it needs more.
+_FIRST_DISTANCES = 64
+
+
+class _Derived(NamedTuple):
+    """What a search derives from the weights alone.
+
+    Args:
+        mode: Whether inference mode, autocast and training are on.
+        weights: Notices when this is out of date.
+        steps: Coefficients of each block. [N]
+        bias: Bias of each block by distance, -inf at the end. (N, L + 1)
+
+    """
+
+    mode: tuple[bool, ...]
+    weights: WeightsWatch
+    steps: list[StepCoefficients]
+    bias: torch.Tensor
 
 
 class MEGABiasDecoder(AbsDecoder):
@@ -44,12 +64,8 @@ class MEGABiasDecoder(AbsDecoder):
     and parameter names are those of ESPnet's `decoder: mega`. A label equal to
     `embed_pad` after position 0 is padding: kept out of the EMA and never attended to.
 
-    The state of one hypothesis is a list with, for each block, "ema_state" (see
-    `MultiHeadDampedEMA.init_state`), "prev_key" (L, qk_size) and "prev_value"
-    (L, v_size), L being the number of earlier positions within reach: all of them, at
-    most `max_positions` - 1, or those of the current chunk. A batch of states has a
-    batch dimension in front, its keys and values filled up on the left, and "length",
-    the L of each hypothesis. States are never modified.
+    The state of a hypothesis is a `DecoderState`; a batch of states is a list of them.
+    States are never modified.
 
     Source: arXiv:2209.10655, and
     espnet/espnet@202511 espnet2/asr_transducer/decoder/mega_decoder.py
@@ -244,8 +260,8 @@ class MEGABiasDecoder(AbsDecoder):
         self.device = device
 
     def score(
-        self, label_sequence: list[int], states: State
-    ) -> tuple[torch.Tensor, State]:
+        self, label_sequence: list[int], states: DecoderState
+    ) -> tuple[torch.Tensor, DecoderState]:
         """Compute the decoder output after the last label of one hypothesis.
 
         Args:
@@ -260,29 +276,13 @@ class MEGABiasDecoder(AbsDecoder):
             ValueError: If the state belongs to a sequence of another length.
 
         """
-        weights = self._weights_version()
+        ((out, state),) = self._score([label_sequence], [states])
 
-        if self.score_cache.get("weights") != weights:
-            self.score_cache.clear()
-            self.score_cache["weights"] = weights
+        return out, state
 
-        prefix = tuple(label_sequence)
-        scored = self.score_cache.pop(prefix, None)
-
-        if scored is None:
-            out, batch = self._step([label_sequence], [states])
-            scored = (out, self.select_state(batch, 0))
-
-        # The latest entry goes last, so the first ones are those longest unused.
-        self.score_cache[prefix] = scored
-
-        if len(self.score_cache) > SCORE_CACHE_SIZE + 1:
-            oldest = next(key for key in self.score_cache if key != "weights")
-            del self.score_cache[oldest]
-
-        return scored
-
-    def batch_score(self, hyps: list[Hypothesis]) -> tuple[torch.Tensor, State]:
+    def batch_score(
+        self, hyps: list[Hypothesis]
+    ) -> tuple[torch.Tensor, list[DecoderState]]:
         """Compute the decoder output after the last label of each hypothesis.
 
         Args:
@@ -290,15 +290,20 @@ class MEGABiasDecoder(AbsDecoder):
 
         Returns:
             : Decoder outputs. (B, D_dec)
-            : Batch of states after the last labels.
+            : States after the last labels. [B]
 
         Raises:
             ValueError: If a state belongs to a sequence of another length.
 
         """
-        return self._step([hyp.yseq for hyp in hyps], [hyp.dec_state for hyp in hyps])
+        outs, states = zip(
+            *self._score([hyp.yseq for hyp in hyps], [hyp.dec_state for hyp in hyps]),
+            strict=True,
+        )
 
-    def init_state(self, batch_size: int = 0) -> State:
+        return torch.cat(outs), list(states)
+
+    def init_state(self, batch_size: int = 0) -> DecoderState:
         """Make the state of a hypothesis without labels.
 
         Args:
@@ -308,205 +313,334 @@ class MEGABiasDecoder(AbsDecoder):
             : State.
 
         """
-        return [
-            {
-                "ema_state": mega.multihead_damped_ema.init_state(),
-                "prev_key": mega.qk_bias.new_zeros(0, mega.qk_size),
-                "prev_value": mega.qk_bias.new_zeros(0, mega.v_size),
-            }
-            for mega, _ in self.mega_blocks
-        ]
+        return DecoderState(
+            torch.stack(
+                [mega.multihead_damped_ema.init_state() for mega, _ in self.mega_blocks]
+            )
+        )
 
-    def select_state(self, states: State, idx: int) -> State:
+    def select_state(self, states: list[DecoderState], idx: int) -> DecoderState:
         """Take the state of one hypothesis out of a batch.
 
         Args:
-            states: Batch of states.
+            states: States. [B]
             idx: Index of the hypothesis.
 
         Returns:
             : State.
 
         """
-        selected = []
+        return states[idx]
 
-        for state in states:
-            start = state["prev_key"].size(1) - state["length"][idx]
-
-            selected.append(
-                {
-                    "ema_state": state["ema_state"][idx],
-                    "prev_key": state["prev_key"][idx, start:],
-                    "prev_value": state["prev_value"][idx, start:],
-                }
-            )
-
-        return selected
-
-    def create_batch_states(self, new_states: list[State]) -> State:
+    def create_batch_states(self, new_states: list[DecoderState]) -> list[DecoderState]:
         """Make a batch of states.
 
         Args:
-            new_states: States of B hypotheses, of any lengths.
+            new_states: States of B hypotheses, of any lengths. [B]
 
         Returns:
-            : Batch of states.
+            : States. [B]
 
         """
-        lengths = [state[0]["prev_key"].size(0) for state in new_states]
-
-        return [
-            {
-                **{
-                    name: _stack([state[block][name] for state in new_states])
-                    for name in ("ema_state", "prev_key", "prev_value")
-                },
-                "length": lengths,
-            }
-            for block in range(self.num_blocks)
-        ]
+        return list(new_states)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the search in progress: its tensors may belong to a graph."""
         return {**self.__dict__, "score_cache": {}}
 
-    def _step(
-        self, sequences: Sequence[list[int]], states: Sequence[State]
-    ) -> tuple[torch.Tensor, State]:
-        """Feed the last label of each sequence.
+    def _score(
+        self, sequences: Sequence[list[int]], states: Sequence[DecoderState]
+    ) -> list[tuple[torch.Tensor, DecoderState]]:
+        """Give the output and state after the last label of each sequence.
+
+        The searches ask again and again for what a hypothesis that did not grow has
+        led to. Two calls mean the same where they give the same state object.
 
         Args:
             sequences: Label sequences from the blank in front on. [B]
             states: State before the last label of each. [B]
 
         Returns:
-            : Decoder outputs. (B, D_dec)
-            : Batch of states after the last labels.
+            : Decoder output (1, D_dec) and state of each. [B]
 
         """
-        reach = [self._reach(len(sequence) - 1) for sequence in sequences]
-
-        for sequence, state, expected in zip(sequences, states, reach, strict=True):
-            held = state[0]["prev_key"].size(0)
-
-            if held != expected:
+        for sequence, state in zip(sequences, states, strict=True):
+            if state.length != len(sequence) - 1:
                 raise ValueError(
-                    f"the state holds {held} positions, but a sequence of "
-                    f"{len(sequence)} labels needs {expected} before its last label"
+                    f"the state has seen {state.length} labels, but it takes one that "
+                    f"has seen {len(sequence) - 1} to score the last of "
+                    f"{len(sequence)} labels"
                 )
 
-        device = self.embed.weight.device
-        labels = torch.tensor([sequence[-1] for sequence in sequences], device=device)
-        padding = self._padding(sequences, reach, device)
+        derived = self._derived(1 + max(state.length for state in states))
+        keys = [
+            (id(state), sequence[-1])
+            for sequence, state in zip(sequences, states, strict=True)
+        ]
+        new = {
+            key: state
+            for key, state in zip(keys, states, strict=True)
+            if key not in self.score_cache
+        }
 
-        x = self.embed(labels)
+        if new:
+            outs, after = self._step(
+                [label for _, label in new], list(new.values()), derived
+            )
 
-        lengths = [self._reach(len(sequence)) for sequence in sequences]
-        new_states = []
+            for (key, before), out, state in zip(
+                new.items(), outs.split(1), after, strict=True
+            ):
+                # Holding the state before keeps its id from being used again.
+                self.score_cache[key] = (out, state, before)
 
-        for (mega, feed_forward), state in zip(
-            self.mega_blocks, self.create_batch_states(states), strict=True
+        # The latest entries go last, so the first ones are those longest unused.
+        for key in keys:
+            self.score_cache[key] = self.score_cache.pop(key)
+
+        scored = [self.score_cache[key][:2] for key in keys]
+
+        while len(self.score_cache) > SCORE_CACHE_SIZE + 1:
+            oldest = next(key for key in self.score_cache if key != "derived")
+            del self.score_cache[oldest]
+
+        return scored
+
+    def _step(
+        self, labels: list[int], states: list[DecoderState], derived: _Derived
+    ) -> tuple[torch.Tensor, list[DecoderState]]:
+        """Feed one label to each of B hypotheses.
+
+        Args:
+            labels: Label of each. [B]
+            states: State before the label of each. [B]
+            derived: What follows from the weights.
+
+        Returns:
+            : Decoder outputs. (B, D_dec)
+            : States after the labels. [B]
+
+        """
+        count, device = len(labels), self.embed.weight.device
+
+        first = [self._first_in_reach(state.length) for state in states]
+        cache, histories = self._histories(states, first)
+        used, total = cache.used, cache.used + count
+
+        rows = torch.arange(used, total, device=device).split(1)
+        lengths = torch.tensor([state.length for state in states], device=device)
+        pads = [
+            label == self.pad_idx and state.length > 0
+            for label, state in zip(labels, states, strict=True)
+        ]
+        histories = [
+            history if pad else (*history, here)
+            for history, pad, *here in zip(
+                histories, pads, rows, lengths.split(1), strict=True
+            )
+        ]
+
+        inputs = zip(
+            _stack([state.ema_state for state in states]).unbind(),
+            (buffer[:total] for buffer in cache.buffers),
+            derived.bias[:, _distances(histories, lengths, total)].unbind(),
+            strict=True,
+        )
+        padding = torch.tensor(pads, device=device) if any(pads) else None
+        ema_states = []
+
+        x = self.embed(torch.tensor(labels, device=device))
+
+        for (mega, feed_forward), coefficients, arguments in zip(
+            self.mega_blocks, derived.steps, inputs, strict=True
         ):
-            x, ema_state, keys, values = mega.step(
-                x, state["ema_state"], state["prev_key"], state["prev_value"], padding
-            )
+            x, ema_state = mega.step(x, *arguments, padding, coefficients)
             x = feed_forward(x)
+            ema_states.append(ema_state)
 
-            new_states.append(
-                {
-                    "ema_state": ema_state,
-                    "prev_key": keys,
-                    "prev_value": values,
-                    "length": lengths,
-                }
+        # Only now: the rows of a step that was interrupted are to be overwritten.
+        cache.used = total
+
+        after = [
+            DecoderState(ema_state, state.length + 1, cache, history, start)
+            for ema_state, state, history, start in zip(
+                torch.stack(ema_states).unbind(1), states, histories, first, strict=True
             )
+        ]
 
-        return self.final_norm(x), new_states
+        return self.final_norm(x), after
 
-    def _reach(self, position: int) -> int:
-        """Count the earlier positions that the given one attends to.
+    def _histories(
+        self, states: list[DecoderState], first: list[int]
+    ) -> tuple[KeyValueCache, list[History]]:
+        """Bring what B hypotheses attend to into one cache, with room for B labels.
+
+        Args:
+            states: States. [B]
+            first: First position that each attends to. [B]
+
+        Returns:
+            : Cache.
+            : Rows and positions of the earlier labels of each hypothesis. [B]
+
+        """
+        histories = [
+            state.history_from(start)
+            for state, start in zip(states, first, strict=True)
+        ]
+        parts = [
+            (state.cache, rows)
+            for state, history in zip(states, histories, strict=True)
+            for rows, _ in history
+        ]
+
+        if not parts:
+            weight = self.embed.weight
+            rows = [
+                weight.new_empty(0, mega.qk_size + mega.v_size)
+                for mega, _ in self.mega_blocks
+            ]
+
+            return new_cache(rows, len(states)), histories
+
+        cache, places = join(parts, len(states))
+        moved = iter(places)
+        histories = [
+            tuple((next(moved), positions) for _, positions in history)
+            for history in histories
+        ]
+
+        # Autograd: what this step adds to the graph is none of the states' business.
+        if not torch.is_grad_enabled():
+            for state, history, start in zip(states, histories, first, strict=True):
+                if history:
+                    state.move(cache, history, start)
+
+        return cache, histories
+
+    def _first_in_reach(self, position: int) -> int:
+        """Find the first position that the given one attends to.
 
         Args:
             position: Position, from 0.
 
         Returns:
-            : Number of positions.
+            : Position.
 
         """
         if self.chunk_size > 0:
-            return position % self.chunk_size
+            return position - position % self.chunk_size
 
         if self.max_positions is None:
-            return position
+            return 0
 
-        return min(position, self.max_positions - 1)
+        return max(position - self.max_positions + 1, 0)
 
-    def _padding(
-        self,
-        sequences: Sequence[list[int]],
-        reach: Sequence[int],
-        device: torch.device,
-    ) -> torch.Tensor | None:
-        """Mark the positions that are not to be attended to.
+    def _derived(self, length: int) -> _Derived:
+        """Give what follows from the weights, formed anew where they changed.
 
         Args:
-            sequences: Label sequences from the blank in front on. [B]
-            reach: Number of positions before the last label of each. [B]
-            device: Device of the result.
+            length: Length of the longest sequence to score, in positions.
 
         Returns:
-            : True for filling and padding labels, the last label last, or None where
-                there is neither. (B, max(reach) + 1), bool
+            : Coefficients, and bias at least as far as any of its positions attends.
 
         """
-        width = max(reach)
-        padded = any(self.pad_idx in sequence[1:] for sequence in sequences)
-
-        if not padded and min(reach) == width:
-            return None
-
-        rows = []
-
-        for sequence, count in zip(sequences, reach, strict=True):
-            start = len(sequence) - 1 - count
-
-            rows.append(
-                [True] * (width - count)
-                + [
-                    position > 0 and sequence[position] == self.pad_idx
-                    for position in range(start, len(sequence))
-                ]
-            )
-
-        return torch.tensor(rows, device=device)
-
-    def _weights_version(self) -> tuple[tuple[int, int], ...]:
-        """Identify the current weights: changed in place, or replaced.
-
-        Returns:
-            : Version counter and address of each parameter.
-
-        """
-        return tuple(
-            (0 if weight.is_inference() else weight._version, weight.data_ptr())
-            for weight in self.parameters()
+        mode = (
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(self.embed.weight.device.type),
+            self.training,
         )
+        derived = self.score_cache.get("derived")
+
+        if (
+            derived is None
+            # A graph serves one backward pass.
+            or torch.is_grad_enabled()
+            or derived.mode != mode
+            or not derived.weights.unchanged()
+        ):
+            self.score_cache.clear()
+            derived = None
+
+        limit = self.mega_blocks[0][0].rel_pos_bias.max_positions or length
+        length = min(length, limit)
+
+        if derived is None or derived.bias.size(1) <= length:
+            distances = max(_FIRST_DISTANCES, 2 * length)
+
+            if self.chunk_size > 0 or self.max_positions is not None:
+                distances = min(distances, limit)
+
+            derived = _Derived(
+                mode,
+                WeightsWatch(self),
+                [mega.step_coefficients() for mega, _ in self.mega_blocks],
+                torch.nn.functional.pad(
+                    torch.stack(
+                        [
+                            mega.rel_pos_bias.last_row(distances).flip(0)
+                            for mega, _ in self.mega_blocks
+                        ]
+                    ),
+                    (0, 1),
+                    value=float("-inf"),
+                ),
+            )
+            self.score_cache["derived"] = derived
+
+        return derived
 
 
-def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors, shorter ones filled up with zeros in front.
+def _distances(
+    histories: list[History], lengths: torch.Tensor, total: int
+) -> torch.Tensor:
+    """Lay out how far back each row of the cache is, as each hypothesis sees it.
 
     Args:
-        tensors: Tensors of the same trailing shape. [B x (L_b, ...)]
+        histories: Rows and positions of what each hypothesis attends to. [B]
+        lengths: Position of the newest label of each. (B,), int64
+        total: Number of rows R.
 
     Returns:
-        : Stacked tensors. (B, max(L_b), ...)
+        : Number of labels back, -1 where a row is not attended to. (B, R), int64
 
     """
-    if len({tensor.size(0) for tensor in tensors}) == 1:
-        return torch.stack(tensors)
+    distances = lengths.new_full((len(histories), total), -1)
+    parts = [part for history in histories for part in history]
 
-    return pad_sequence(tensors, batch_first=True, padding_side="left")
+    if parts:
+        rows, positions = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        counts = [sum(rows.numel() for rows, _ in history) for history in histories]
+        batch = torch.arange(len(histories), device=lengths.device).repeat_interleave(
+            torch.tensor(counts, device=lengths.device), output_size=rows.numel()
+        )
+        distances[batch, rows] = lengths[batch] - positions
+
+    return distances
+
+
+def _stack(states: list[torch.Tensor]) -> torch.Tensor:
+    """Stack EMA states; where these are inputs so far, fewer ones get zeros in front.
+
+    Args:
+        states: EMA states. [B x (N, ...)]
+
+    Returns:
+        : Batch of EMA states. (N, B, ...)
+
+    """
+    longest = max(state.size(1) for state in states)
+
+    return torch.stack(
+        [
+            state
+            if state.size(1) == longest
+            else torch.nn.functional.pad(state, (0, 0, longest - state.size(1), 0))
+            for state in states
+        ],
+        dim=1,
+    )
 
 
 def _check_at_least_one(**values: int | None) -> None:

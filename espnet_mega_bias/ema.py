@@ -18,11 +18,12 @@ class MultiHeadDampedEMA(torch.nn.Module):
     ema_t  = q * ema_{t-1} + p * expansion * x_t                       (D, H)
     out_t  = activation(sum_h(ema_t * projection / sqrt(H)) + omega * x_t)
 
-    As a convolution, the sum over heads is sum_l kernel_l x_{t-l} with
-    kernel_l = sum_h p * expansion * projection / sqrt(H) * q^l. The sequence form
-    computes it by causal matrix products, which never mix a later input into an
-    earlier output, not even by rounding (an FFT does). With `truncation_length` M
-    both forms drop the inputs M or more positions back.
+    Both forms move the projection into the weight of the input,
+    w = p * expansion * projection / sqrt(H), which leaves a plain sum over heads. As a
+    convolution, that is sum_l kernel_l x_{t-l} with kernel_l = sum_h w * q^l. The
+    sequence form computes it by causal matrix products, which never mix a later input
+    into an earlier output, not even by rounding (an FFT does). With
+    `truncation_length` M both forms drop the inputs M or more positions back.
 
     Source: arXiv:2209.10655, section 3.1, and
     espnet/espnet@202511 espnet2/asr_transducer/decoder/modules/mega/multi_head_damped_ema.py
@@ -97,25 +98,23 @@ class MultiHeadDampedEMA(torch.nn.Module):
         torch.nn.init.normal_(self.kernel_projection_matrix, mean=val, std=std2)
         torch.nn.init.normal_(self.residual_weight, mean=val, std=std2)
 
-    def coefficients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def coefficients(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the coefficients of the recurrence, in float32 or wider.
 
         Returns:
-            : Weight of the input, p * expansion. (D, H)
+            : Weight of the input in the output, p * expansion * projection / sqrt(H).
+                (D, H)
             : Weight of the previous state, q, between 0 and 1. (D, H)
-            : Weight of the state in the output, projection / sqrt(H). (D, H)
 
         """
         wide = torch.promote_types(self.damping_factor.dtype, torch.float32)
 
         damping = torch.sigmoid(self.damping_factor.to(wide).squeeze(-1))
         decay = torch.sigmoid(self.decay_factor.to(wide).squeeze(-1))
+        expansion = self.ema_expansion_matrix.to(wide).squeeze(-1)
+        projection = self.kernel_projection_matrix.to(wide) / math.sqrt(self.num_heads)
 
-        return (
-            damping * self.ema_expansion_matrix.to(wide).squeeze(-1),
-            1.0 - damping * decay,
-            self.kernel_projection_matrix.to(wide) / math.sqrt(self.num_heads),
-        )
+        return damping * expansion * projection, 1.0 - damping * decay
 
     def kernel(self, length: int) -> torch.Tensor:
         """Compute the weights of the inputs by lag, in float32 or wider.
@@ -127,11 +126,9 @@ class MultiHeadDampedEMA(torch.nn.Module):
             : Kernel, not truncated. (D, L)
 
         """
-        input_weight, retention, output_weight = self.coefficients()
+        input_weight, retention = self.coefficients()
 
-        return torch.einsum(
-            "dh,dhl->dl", input_weight * output_weight, _powers(retention, length)
-        )
+        return (input_weight.unsqueeze(-1) * _powers(retention, length)).sum(1)
 
     def forward(
         self, x: torch.Tensor, padding: torch.Tensor | None = None
@@ -160,8 +157,9 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """Make the state before the first position of one sequence.
 
         Returns:
-            : State of the heads, (D, H); with `truncation_length`, the inputs so far
-                that later outputs depend on, (0, D).
+            : Contribution of each head to the output, (D, H); with
+                `truncation_length`, the inputs so far that later outputs depend on,
+                (0, D).
 
         """
         if self.truncation_length is None:
@@ -174,6 +172,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         x: torch.Tensor,
         state: torch.Tensor,
         padding: torch.Tensor | None = None,
+        coefficients: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the EMA at the next position.
 
@@ -182,6 +181,8 @@ class MultiHeadDampedEMA(torch.nn.Module):
             state: State before this position. (B, D, H); with `truncation_length`, the
                 previous inputs, older ones first. (B, L, D)
             padding: True where the input is kept out of the average. (B,), bool
+            coefficients: What `coefficients` returns with the present weights (None =
+                computed here).
 
         Returns:
             : Output. (B, D)
@@ -191,18 +192,22 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """
         inputs = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
 
-        if self.truncation_length is None:
-            input_weight, retention, output_weight = self.coefficients()
+        if coefficients is None:
+            coefficients = self.coefficients()
 
+        input_weight, retention = coefficients
+
+        if self.truncation_length is None:
             new_state = torch.addcmul(
                 retention * state, input_weight, inputs.unsqueeze(-1)
             )
-            average = (new_state * output_weight).sum(-1)
+            average = new_state.sum(-1)
         else:
             seen = torch.cat([state, inputs.unsqueeze(1)], dim=1)
             seen = seen[:, -self.truncation_length :]
 
-            kernel = self.kernel(seen.size(1)).flip(-1)
+            powers = _powers(retention, seen.size(1)).flip(-1)
+            kernel = (input_weight.unsqueeze(-1) * powers).sum(1)
             average = (seen * kernel.transpose(0, 1)).sum(1)
 
             new_state = seen[:, max(seen.size(1) - self.truncation_length + 1, 0) :]
@@ -233,29 +238,27 @@ class MultiHeadDampedEMA(torch.nn.Module):
         x = x.reshape(-1, size).t().contiguous()
         x = x.view(size, -1, block_length)  # (D, B * N, K)
 
-        input_weight, retention, output_weight = self.coefficients()
+        input_weight, retention = self.coefficients()
         powers = _powers(retention, block_length + 1)  # (D, H, K + 1)
 
-        add = input_weight.unsqueeze(-1) * powers[..., :-1]
-        kernel = torch.einsum("dh,dhl->dl", output_weight, add)
-        lags = torch.nn.functional.pad(kernel.flip(-1), (0, block_length - 1))
+        added = input_weight.unsqueeze(-1) * powers[..., :-1]
+        lags = torch.nn.functional.pad(added.sum(1).flip(-1), (0, block_length - 1))
 
         inside = toeplitz(lags, block_length).to(x.dtype)
         out = torch.bmm(x, inside.transpose(1, 2))
 
         if num_blocks > 1:
             # What each block adds to the state, as of its own end.
-            added = torch.bmm(x, add.flip(-1).transpose(1, 2).to(x.dtype))
-            added = added.view(size, batch, num_blocks, -1)  # (D, B, N, H)
+            add = torch.bmm(x, added.flip(-1).transpose(1, 2).to(x.dtype))
+            add = add.view(size, batch, num_blocks, -1)  # (D, B, N, H)
             keep = powers[..., -1].unsqueeze(1).to(x.dtype)
 
-            states = [torch.zeros_like(added[:, :, 0])]
+            states = [torch.zeros_like(add[:, :, 0])]
             for block in range(num_blocks - 1):
-                states.append(torch.addcmul(added[:, :, block], keep, states[-1]))
+                states.append(torch.addcmul(add[:, :, block], keep, states[-1]))
 
-            read = (output_weight.unsqueeze(-1) * powers[..., 1:]).to(x.dtype)
             states = torch.stack(states, dim=2).flatten(1, 2)
-            out = torch.baddbmm(out, states, read)
+            out = torch.baddbmm(out, states, powers[..., 1:].to(x.dtype))
 
         out = out.view(size, -1).t().contiguous()
 

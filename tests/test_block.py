@@ -85,22 +85,41 @@ def test_without_padding_nothing_is_hidden(build, assert_close64):
 
 
 @pytest.mark.parametrize("chunk", [-1, 4])
-def test_steps_equal_the_sequence_form(build, assert_close64, chunk):
+def test_steps_equal_the_sequence_form_in_value_and_gradient(
+    build, assert_close64, chunk
+):
     block = build(chunk=chunk)
-    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    x = torch.randn(2, 9, 6, dtype=torch.float64, requires_grad=True)
 
     ema_state = torch.zeros(2, 6, 2, dtype=torch.float64)
-    keys, values = x.new_zeros(2, 0, 4), x.new_zeros(2, 0, 5)
-    steps = []
+    rows, owners, steps = x.new_empty(0, 4 + 5), [], []
 
     for t in range(9):
-        if chunk > 0 and t % chunk == 0:
-            keys, values = keys[:, :0], values[:, :0]
+        # The rows of both sequences lie between one another.
+        rows = torch.cat([rows, x.new_empty(2, 4 + 5)])
+        owners += [(0, t), (1, t)]
+        bias = x.new_full((2, len(owners)), float("-inf"))
 
-        out, ema_state, keys, values = block.step(x[:, t], ema_state, keys, values)
+        for row, (sequence, position) in enumerate(owners):
+            if chunk < 0 or position // chunk == t // chunk:
+                offset = position - t
+                bias[sequence, row] = block.rel_pos_bias.values(offset, offset)[0]
+
+        out, ema_state = block.step(x[:, t], ema_state, rows, bias)
         steps.append(out)
 
-    assert_close64(torch.stack(steps, dim=1), block(x))
+    steps, full = torch.stack(steps, dim=1), block(x)
+    cotangent = torch.randn_like(full)
+    wanted = [x, *block.parameters()]
+
+    assert_close64(steps, full)
+
+    for ours, theirs in zip(
+        torch.autograd.grad(steps, wanted, cotangent),
+        torch.autograd.grad(full, wanted, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
 def test_hidden_key_has_no_weight_however_large(build):

@@ -214,34 +214,51 @@ def test_later_labels_change_nothing_earlier_at_initialisation():
     torch.testing.assert_close(steps, model(labels)[0], rtol=0, atol=1e-5)
 
 
+def held(model, state):
+    """All that the next step reads: EMA states, positions, keys and values by block."""
+    history = state.history_from(model._first_in_reach(state.length))
+    rows, positions = history[0] if history else [torch.tensor([]).long()] * 2
+    buffers = state.cache.buffers if history else []
+
+    return [state.ema_state, positions, *(buffer[rows] for buffer in buffers)]
+
+
 @torch.no_grad()
 def test_states_are_never_modified(build):
     for conf in ({}, {"chunk_size": 4}, {"truncation_length": 3}, {"max_positions": 5}):
         model = build(**conf)
-        sequence, states = draw_labels(12)[0].tolist(), [model.init_state()]
+        sequence, states = draw_labels(40)[0].tolist(), [model.init_state()]
 
-        for t in range(1, 13):
+        for t in range(1, 41):
             states.append(model.score(sequence[:t], states[-1])[1])
 
-        kept = copy.deepcopy(states)
+        kept = copy.deepcopy([held(model, state) for state in states])
 
-        for t in range(12):
-            hyps = [Hypothesis(0.0, [*sequence[:t], 3], states[t])] * 2
-            model.batch_score(hyps)
-            model.score([*sequence[:t], 5], states[t])
+        for t in range(40):
+            for label in range(VOCAB):
+                hyps = [
+                    Hypothesis(0.0, [*sequence[:t], label], states[t]),
+                    Hypothesis(0.0, [*sequence[: t // 2], label], states[t // 2]),
+                ]
+                model.batch_score(hyps)
+                model.score([*sequence[:t], label], states[t])
 
         for state, before in zip(states, kept, strict=True):
-            for block, block_before in zip(state, before, strict=True):
-                assert all(torch.equal(block[n], block_before[n]) for n in block)
+            for ours, theirs in zip(held(model, state), before, strict=True):
+                assert torch.equal(ours, theirs)
 
 
 def test_first_state_and_each_chunk_hold_no_keys(build):
     model = build(chunk_size=4)
-    assert all(s["prev_key"].shape == (0, 4) for s in model.init_state())
+    assert model.init_state().cache is None
 
-    _, state = step_through(model, draw_labels(8)[0].tolist())
-    assert all(s["prev_key"].shape == (0, 4) for s in state)
-    assert all(s["prev_value"].shape == (0, 5) for s in state)
+    for length in (4, 8):
+        labels = draw_labels(length + 1, pads=False)[0].tolist()
+        _, state = step_through(model, labels[:-1])
+        assert held(model, state)[1].tolist() == []
+
+        _, state = step_through(model, labels)
+        assert held(model, state)[1].tolist() == [length]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -250,32 +267,26 @@ def test_states_have_the_type_of_the_weights(build, dtype):
         model = build(dtype=dtype, truncation_length=truncation)
         _, state = step_through(model, draw_labels(5)[0].tolist())
 
-        for block in [*model.init_state(), *state]:
-            assert {tensor.dtype for tensor in block.values()} == {dtype}
+        assert model.init_state().ema_state.dtype == dtype
+        assert state.ema_state.dtype == dtype
+        assert {buffer.dtype for buffer in state.cache.buffers} == {dtype}
 
 
 def test_decoding_goes_on_past_max_positions(build, assert_close64):
+    """B9."""
     model, longer = build(max_positions=8, num_blocks=1), build(num_blocks=1)
     longer.load_state_dict(model.state_dict(), strict=True)
     labels = draw_labels(20, pads=False)[0].tolist()
 
     outs, state = step_through(model, labels)
+    rest, all_held = step_through(longer, labels[:-1])
 
-    assert all(s["prev_key"].size(0) == 7 for s in state)
-    assert_close64(outs[:8], step_through(longer, labels)[0][:8])
-    assert not torch.allclose(outs[8:], step_through(longer, labels)[0][8:])
+    assert_close64(outs[:8], rest[:8])
+    assert not torch.allclose(outs[8:-1], rest[8:])
+    assert held(model, state)[1].tolist() == list(range(13, 20))
 
     # The last 8 positions only: with the EMA state and the keys of those, as given.
-    _, state = step_through(longer, labels[:-1])
-    window = [
-        {
-            "ema_state": s["ema_state"],
-            "prev_key": s["prev_key"][-7:],
-            "prev_value": s["prev_value"][-7:],
-        }
-        for s in state
-    ]
-    assert_close64(model.score(labels, window)[0][0], outs[-1])
+    assert_close64(model.score(labels, all_held)[0][0], outs[-1])
 
 
 def test_full_pass_past_max_positions_names_the_numbers_and_the_key(build):
@@ -294,7 +305,7 @@ def test_state_of_another_length_is_refused(build):
     model = build()
     _, state = step_through(model, [0, 3, 5])
 
-    with pytest.raises(ValueError, match=r"holds 3 positions.*2 labels needs 1"):
+    with pytest.raises(ValueError, match=r"seen 3 labels.*seen 1 to score .* 2 labels"):
         model.score([0, 4], state)
 
 
@@ -342,22 +353,43 @@ def test_nothing_survives_a_change_of_type(build, assert_close64):
     assert_close64(outs, copy.deepcopy(model)(labels)[0])
 
 
+@torch.no_grad()
 def test_score_cache_returns_the_same_and_stays_small(build):
     model = build()
-    first = model.score([0], model.init_state())
+    start = model.init_state()
+    first = model.score([0], start)
 
-    assert model.score([0], model.init_state()) is first
+    assert model.score([0], start)[1] is first[1]
+    assert model.batch_score([Hypothesis(0.0, [0], start)] * 2)[1] == [first[1]] * 2
 
-    state = first[1]
     for label in range(1, VOCAB):
+        _, after = model.score([0, label], first[1])
+
         for other in range(1, VOCAB):
-            _, after = model.score([0, label], state)
-            model.score([0, label, other], after)
+            _, last = model.score([0, label, other], after)
+            model.batch_score(
+                [Hypothesis(0.0, [0, label, other, n], last) for n in range(VOCAB)]
+            )
 
     assert len(model.score_cache) <= decoder.SCORE_CACHE_SIZE + 1
-    torch.testing.assert_close(
-        model.score([0], model.init_state())[0], first[0], rtol=0, atol=0
-    )
+
+    again = model.score([0], start)
+    assert again[1] is not first[1]
+    torch.testing.assert_close(again[0], first[0])
+
+
+@torch.no_grad()
+def test_score_cache_knows_states_and_not_labels_alone(build):
+    model = build()
+    outs = []
+
+    for label in (3, 5):
+        _, state = step_through(model, [0, label])
+        outs.append(model.score([0, label, 7], state)[0])
+        # Another history under the same labels: the state decides.
+        assert torch.equal(model.score([0, 9, 7], state)[0], outs[-1])
+
+    assert not torch.allclose(*outs)
 
 
 def test_copies_and_pickles_leave_the_score_cache_behind(build):

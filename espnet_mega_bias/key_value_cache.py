@@ -1,0 +1,167 @@
+"""Keys and values of the labels that a search has scored."""
+
+from collections.abc import Sequence
+
+import torch
+
+# Rows that a new cache has free, beside as many as it is filled with.
+_FREE_ROWS = 32
+
+
+class KeyValueCache:
+    """Keys and values, shared by all hypotheses that grew from one.
+
+    Each scored label takes one row in each block, appended in the order of scoring and
+    never changed. What a hypothesis attends to is a list of rows, so neither a further
+    label nor a further branch copies keys and values, and all hypotheses of a beam
+    read a common history once, in one matrix product: rows that belong to others are
+    masked there.
+
+    A full cache is left as it is. The rows still in use move to a successor with room,
+    and later hypotheses follow them there, so that they keep sharing.
+
+    Args:
+        buffers: Rows of each block, uninitialised from `used` on. [N x (C, S + V)]
+        used: Number of rows in use.
+
+    """
+
+    def __init__(self, buffers: list[torch.Tensor], used: int) -> None:
+        """Construct a KeyValueCache object."""
+        self.buffers = buffers
+        self.used = used
+
+        self._successor: KeyValueCache | None = None
+        self._places: torch.Tensor | None = None  # in the successor, -1: not moved
+
+    def has_room(self, count: int) -> bool:
+        """Say whether rows can be appended in place.
+
+        Args:
+            count: Number of rows.
+
+        """
+        buffer = self.buffers[0]
+
+        return (
+            self._successor is None
+            and self.used + count <= buffer.size(0)
+            # Autograd may still need the rows as they are.
+            and not torch.is_grad_enabled()
+            and (not buffer.is_inference() or torch.is_inference_mode_enabled())
+        )
+
+    def make_room(
+        self, rows: torch.Tensor, count: int
+    ) -> tuple["KeyValueCache", torch.Tensor]:
+        """Find a cache that holds given rows and has room for more.
+
+        Args:
+            rows: Rows in use. (L,), int64
+            count: Number of rows to append.
+
+        Returns:
+            : This cache, a successor, or a copy.
+            : Where the rows are in it. (L,), int64
+
+        """
+        if self.has_room(count):
+            return self, rows
+
+        if self._successor is not None:
+            missing = rows[self._places[rows] < 0].unique()
+
+            if missing.numel() == 0:
+                return self._successor.make_room(self._places[rows], count)
+
+            if self._successor.has_room(missing.numel() + count):
+                self._places[missing] = self._successor.take(self, missing)
+
+                return self._successor, self._places[rows]
+
+        used = rows.unique()
+        copy = new_cache(self.buffers, used.numel() + count)
+        places = rows.new_full((self.used,), -1)
+        places[used] = copy.take(self, used)
+
+        if self._successor is None:
+            self._successor, self._places = copy, places
+
+        return copy, places[rows]
+
+    def take(self, other: "KeyValueCache", rows: torch.Tensor) -> torch.Tensor:
+        """Append rows of another cache; there must be room.
+
+        Args:
+            other: Cache to copy from.
+            rows: Rows of it. (L,), int64
+
+        Returns:
+            : Where they are here. (L,), int64
+
+        """
+        first, self.used = self.used, self.used + rows.numel()
+
+        for ours, theirs in zip(self.buffers, other.buffers, strict=True):
+            ours[first : self.used] = theirs[rows]
+
+        return torch.arange(first, self.used, device=rows.device)
+
+
+def new_cache(like: Sequence[torch.Tensor], count: int) -> KeyValueCache:
+    """Make an empty cache.
+
+    Args:
+        like: Tensor of each block with the features, type and device of its rows.
+            [N x (..., S + V)]
+        count: Number of rows that it must take; there is room for more.
+
+    Returns:
+        : Cache.
+
+    """
+    capacity = count if torch.is_grad_enabled() else _FREE_ROWS + 2 * count
+
+    return KeyValueCache(
+        [tensor.new_empty(capacity, tensor.size(-1)) for tensor in like], 0
+    )
+
+
+def join(
+    parts: Sequence[tuple[KeyValueCache, torch.Tensor]], count: int
+) -> tuple[KeyValueCache, list[torch.Tensor]]:
+    """Bring the rows of several hypotheses into one cache with room for more.
+
+    Args:
+        parts: Cache of each hypothesis, and its rows there. [B x (cache, (L_b,))]
+        count: Number of rows to append.
+
+    Returns:
+        : Cache.
+        : Where the rows of each hypothesis are in it. [B x (L_b,)]
+
+    """
+    if not torch.is_grad_enabled():
+        parts = [cache.make_room(rows, count) for cache, rows in parts]
+        first = parts[0][0]
+
+        # The later ones may have taken the room that the first one found.
+        if all(cache is first for cache, _ in parts) and first.has_room(count):
+            return first, [rows for _, rows in parts]
+
+    caches = {id(cache): cache for cache, _ in parts}
+    used = {
+        key: torch.cat([rows for cache, rows in parts if id(cache) == key]).unique()
+        for key in caches
+    }
+
+    joint = new_cache(
+        parts[0][0].buffers, sum(rows.numel() for rows in used.values()) + count
+    )
+    places = {}
+
+    for key, cache in caches.items():
+        places[key] = used[key].new_empty(cache.used)
+        places[key][used[key]] = joint.take(cache, used[key])
+
+    return joint, [places[id(cache)][rows] for cache, rows in parts]
