@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from espnet_mega_bias.attention import causal_attention
 from espnet_mega_bias.ema import MultiHeadDampedEMA
 from espnet_mega_bias.position_bias import (
     OffsetBias,
@@ -184,8 +185,13 @@ class MEGA(torch.nn.Module):
             if padding is not None:
                 padding = self._into_chunks(padding.unsqueeze(-1), chunk).squeeze(-1)
 
-        attended = self._attend(
-            query, key, value, self.rel_pos_bias.causal(chunk), padding
+        attended = causal_attention(
+            query,
+            key,
+            self.dropout(value),
+            self.rel_pos_bias.last_row(chunk),
+            padding,
+            self.dropout_attn.p if self.training else 0.0,
         )
 
         if chunk < length:
@@ -238,7 +244,9 @@ class MEGA(torch.nn.Module):
 
         keys, values = rows.split([self.qk_size, self.v_size], dim=1)
 
-        weights = self._softmax(torch.addmm(bias, query, keys.t()))
+        scores = torch.addmm(bias, query, keys.t())
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        weights = torch.softmax(scores, dim=-1, dtype=wide)
 
         if padding is not None:
             weights = weights.masked_fill(bias.isneginf().all(-1, keepdim=True), 0.0)
@@ -293,59 +301,18 @@ class MEGA(torch.nn.Module):
             : Candidate h0 before the attention is added. (..., D)
 
         """
-        update, gates, candidate = torch.split(
+        update, key, gate, candidate = torch.split(
             self.proj_mx(self.dropout_ema(average)),
-            [self.size, self.qk_size + self.v_size, self.size],
+            [self.size, self.qk_size, self.v_size, self.size],
             dim=-1,
         )
-        key, gate = torch.split(
-            self.activation(gates), [self.qk_size, self.v_size], dim=-1
+
+        return (
+            torch.sigmoid(update),
+            self.activation(key),
+            self.activation(gate),
+            candidate,
         )
-
-        return torch.sigmoid(update), key, gate, candidate
-
-    def _attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        bias: torch.Tensor,
-        padding: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attend to the keys that are no padding; zero where there is none.
-
-        Args:
-            query: Queries. (B, Q, S)
-            key: Keys. (B, K, S)
-            value: Values. (B, K, V)
-            bias: Added to the scores, -inf where a key comes later. (Q, K)
-            padding: True where a key is padding. (B, K), bool
-
-        Returns:
-            : Weighted values. (B, Q, V)
-
-        """
-        scores = torch.matmul(query, key.transpose(1, 2)) + bias
-
-        if padding is not None:
-            # Not -inf: a row with padding alone would become NaN.
-            padding = padding.unsqueeze(1)
-            scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
-
-        weights = self._softmax(scores)
-
-        if padding is not None:
-            weights = weights.masked_fill(padding, 0.0)
-
-        return torch.matmul(
-            self.dropout_attn(weights).to(value.dtype), self.dropout(value)
-        )
-
-    @staticmethod
-    def _softmax(scores: torch.Tensor) -> torch.Tensor:
-        wide = torch.promote_types(scores.dtype, torch.float32)
-
-        return torch.softmax(scores, dim=-1, dtype=wide)
 
     def _output(
         self,

@@ -10,6 +10,26 @@ from espnet_mega_bias.position_bias.toeplitz import toeplitz
 _BLOCK_LENGTH = 64
 
 
+class _Transpose(torch.autograd.Function):
+    """Transpose a matrix; result and gradient are contiguous.
+
+    Autograd alone would hand on a transposed view as gradient, and for that torch.bmm
+    copies and multiplies one matrix after the other.
+    """
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        return grad.t().contiguous()
+
+
 class MultiHeadDampedEMA(torch.nn.Module):
     """Damped EMA over positions, H heads for each feature.
 
@@ -235,7 +255,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         x = torch.nn.functional.pad(x, (0, 0, 0, num_blocks * block_length - length))
 
         # Features in front: one matrix product per feature, all its rows contiguous.
-        x = x.reshape(-1, size).t().contiguous()
+        x = _Transpose.apply(x.reshape(-1, size))
         x = x.view(size, -1, block_length)  # (D, B * N, K)
 
         input_weight, retention = self.coefficients()
@@ -250,17 +270,17 @@ class MultiHeadDampedEMA(torch.nn.Module):
         if num_blocks > 1:
             # What each block adds to the state, as of its own end.
             add = torch.bmm(x, added.flip(-1).transpose(1, 2).to(x.dtype))
-            add = add.view(size, batch, num_blocks, -1)  # (D, B, N, H)
+            add = add.view(size, batch, num_blocks, -1).unbind(2)  # [N x (D, B, H)]
             keep = powers[..., -1].unsqueeze(1).to(x.dtype)
 
-            states = [torch.zeros_like(add[:, :, 0])]
-            for block in range(num_blocks - 1):
-                states.append(torch.addcmul(add[:, :, block], keep, states[-1]))
+            states = [torch.zeros_like(add[0])]
+            for added_here in add[:-1]:
+                states.append(torch.addcmul(added_here, keep, states[-1]))
 
             states = torch.stack(states, dim=2).flatten(1, 2)
             out = torch.baddbmm(out, states, powers[..., 1:].to(x.dtype))
 
-        out = out.view(size, -1).t().contiguous()
+        out = _Transpose.apply(out.view(size, -1))
 
         return out.view(batch, -1, size)[:, :length]
 

@@ -2,6 +2,9 @@
 
 import torch
 
+# Rows that `diagonal_sums` takes at a time.
+_STRIP = 64
+
 
 class _Toeplitz(torch.autograd.Function):
     """Spread values over diagonals; the gradient sums each diagonal.
@@ -22,21 +25,7 @@ class _Toeplitz(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        *batch, rows, columns = grad.shape
-        width = rows + columns - 1
-
-        # Row i, moved right by rows - 1 - i: entries of one diagonal share a column.
-        skewed = grad.new_zeros(*batch, rows * width)
-        skewed.as_strided(
-            grad.shape,
-            (*skewed.stride()[:-1], width - 1, 1),
-            rows - 1,
-        ).copy_(grad)
-        skewed = skewed.view(*batch, rows, width)
-
-        wide = torch.promote_types(grad.dtype, torch.float32)
-
-        return skewed.sum(-2, dtype=wide).to(grad.dtype), None
+        return diagonal_sums(grad), None
 
 
 def toeplitz(values: torch.Tensor, rows: int) -> torch.Tensor:
@@ -54,3 +43,40 @@ def toeplitz(values: torch.Tensor, rows: int) -> torch.Tensor:
 
     """
     return _Toeplitz.apply(values, rows)
+
+
+def diagonal_sums(matrix: torch.Tensor) -> torch.Tensor:
+    """Sum matrices along their diagonals, in float32 or wider.
+
+    Args:
+        matrix: Matrices. (..., R, C)
+
+    Returns:
+        : Sums, from the lower left corner to the upper right one. (..., R + C - 1)
+
+    """
+    *batch, rows, columns = matrix.shape
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    sums = matrix.new_zeros(*batch, rows + columns - 1, dtype=wide)
+
+    # A few rows at a time, so that what is shifted stays in the processor's cache; a
+    # traced program must not depend on their number.
+    step = rows if torch.compiler.is_compiling() else min(rows, _STRIP)
+
+    for start in range(0, rows, step):
+        strip = matrix[..., start : start + step, :]
+        count = strip.size(-2)
+        width = count + columns - 1
+
+        # Row i, moved right by count - 1 - i: entries of one diagonal share a column.
+        skewed = matrix.new_zeros(*batch, count * width)
+        skewed.as_strided(
+            strip.shape, (*skewed.stride()[:-1], width - 1, 1), count - 1
+        ).copy_(strip)
+
+        first = rows - start - count
+        sums[..., first : first + width] += skewed.view(*batch, count, width).sum(
+            -2, dtype=wide
+        )
+
+    return sums.to(matrix.dtype)

@@ -1,0 +1,174 @@
+"""Causal attention with a relative position bias."""
+
+import math
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from espnet_mega_bias.position_bias.toeplitz import diagonal_sums, toeplitz
+
+# Queries that are taken together; keys after the last of them are left out.
+_BLOCK_LENGTH = 128
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor,
+    padding: torch.Tensor | None = None,
+    dropout_rate: float = 0.0,
+) -> torch.Tensor:
+    """Attend to the keys so far that are no padding; zero where there is none.
+
+    out_i = sum_j dropout(softmax_j(query_i key_j + bias_{j - i})) value_j,  j <= i
+
+    Products, and what is kept for the gradient, cover little more than the keys that
+    come no later than their query. The gradient of the bias is summed over diagonals,
+    and exists once for all sequences.
+
+    Args:
+        query: Queries, scaled. (B, U, S)
+        key: Keys. (B, U, S)
+        value: Values. (B, U, V)
+        bias: Relative position bias at the offsets 1 - U, ..., 0. (U,)
+        padding: True where a key is padding. (B, U), bool
+        dropout_rate: Dropout rate of the weights, from 0 to 1.
+
+    Returns:
+        : Weighted values. (B, U, V)
+
+    """
+    device = query.device.type
+    dtype = value.dtype
+
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+
+    inputs = (query.to(dtype), key.to(dtype), value.to(dtype), bias, padding)
+
+    with torch.autocast(device, enabled=False):
+        # The number of blocks would be burnt into a traced program.
+        if torch.compiler.is_compiling():
+            weights = _weights(*inputs[:2], *inputs[3:], 0, query.size(1))
+            weights = torch.nn.functional.dropout(weights, dropout_rate)
+
+            return torch.matmul(weights, inputs[2])
+
+        return _CausalAttention.apply(*inputs, dropout_rate)
+
+
+class _CausalAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, bias, padding, dropout_rate):
+        out = torch.empty_like(value)
+        kept = []
+
+        for start, end in _blocks(query.size(1)):
+            weights = _weights(query, key, bias, padding, start, end)
+            noise = None
+
+            if dropout_rate > 0.0:
+                noise = torch.empty_like(weights).bernoulli_(1.0 - dropout_rate)
+                noise /= max(1.0 - dropout_rate, torch.finfo(noise.dtype).tiny)
+
+            torch.bmm(
+                weights if noise is None else weights * noise,
+                value[:, :end],
+                out=out[:, start:end],
+            )
+            kept += [weights, noise]
+
+        ctx.save_for_backward(query, key, value, bias, *kept)
+
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        query, key, value, bias, *kept = ctx.saved_tensors
+        grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
+        grad_bias = torch.zeros_like(bias)
+        blocks = list(zip(_blocks(query.size(1)), kept[::2], kept[1::2], strict=True))
+
+        # From the end: the last block covers all keys, the others add to what it wrote.
+        for (start, end), weights, noise in reversed(blocks):
+            here, before = slice(start, end), slice(end)
+            beta = 0.0 if end == query.size(1) else 1.0
+
+            dropped = weights if noise is None else weights * noise
+            grad_value[:, before].baddbmm_(
+                dropped.transpose(1, 2), grad[:, here], beta=beta
+            )
+
+            # Through dropout and softmax.
+            grad_scores = torch.bmm(grad[:, here], value[:, before].transpose(1, 2))
+            grad_scores *= dropped
+            total = grad_scores.sum(-1, keepdim=True)
+            grad_scores.addcmul_(weights, total, value=-1.0)
+
+            torch.bmm(grad_scores, key[:, before], out=grad_query[:, here])
+            grad_key[:, before].baddbmm_(
+                grad_scores.transpose(1, 2), query[:, here], beta=beta
+            )
+            grad_bias[-end:] += diagonal_sums(grad_scores.sum(0))[:end]
+
+        return grad_query, grad_key, grad_value, grad_bias, None, None
+
+
+def _weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    bias: torch.Tensor,
+    padding: torch.Tensor | None,
+    start: int,
+    end: int,
+) -> torch.Tensor:
+    """Compute the attention weights of a block of queries.
+
+    Args:
+        query: Queries, scaled. (B, U, S)
+        key: Keys. (B, U, S)
+        bias: Bias at the offsets 1 - U, ..., 0. (U,)
+        padding: True where a key is padding. (B, U), bool
+        start: First query.
+        end: End of the queries, and of the keys.
+
+    Returns:
+        : Weights, before dropout. (B, end - start, end)
+
+    """
+    rows = end - start
+    future = bias.new_full((rows - 1,), float("-inf"))
+    causal = toeplitz(torch.cat([bias[bias.size(0) - end :], future]), rows)
+
+    scores = torch.matmul(query[:, start:end], key[:, :end].transpose(1, 2))
+    scores += causal
+
+    if padding is not None:
+        # Not -inf: a row with padding alone would become NaN.
+        padding = padding[:, None, :end]
+        scores.masked_fill_(padding, torch.finfo(scores.dtype).min)
+
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=wide)
+
+    if padding is not None:
+        weights = weights.masked_fill(padding, 0.0)
+
+    return weights.to(query.dtype)
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    """Divide queries into blocks of about the same length.
+
+    Args:
+        length: Number of queries U.
+
+    Returns:
+        : Start and end of each block.
+
+    """
+    step = math.ceil(length / math.ceil(length / _BLOCK_LENGTH))
+
+    return [(start, min(start + step, length)) for start in range(0, length, step)]
