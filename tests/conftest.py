@@ -13,6 +13,14 @@ RTOL_FLOAT64, ATOL_FLOAT64 = 1e-9, 1e-10
 SHARE_OF_MAX_ESPNET = 1e-5
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="all configurations of the equality grid, not a part of them",
+    )
+
+
 _EXIT_STATUS = pytest.StashKey[int]()
 
 

@@ -24,12 +24,8 @@ def causal_attention(
         row = value.new_zeros(value.size(1))
 
         if seen:
-            scores = [torch.dot(query[i], key[j]) + bias[i, j] for j in seen]
-
-            for weight, j in zip(
-                torch.softmax(torch.stack(scores), 0), seen, strict=True
-            ):
-                row = row + weight * value[j]
+            scores = key[seen] @ query[i] + bias[i, seen]
+            row = torch.softmax(scores, 0) @ value[seen]
 
         out.append(row)
 

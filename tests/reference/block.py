@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from reference.attention import causal_attention
 from reference.ema import damped_ema
 
 
@@ -49,7 +50,7 @@ def mega_block(
     key_size = weights["qk_weight"].size(1)
     value_size = weights["proj_v.weight"].size(0)
 
-    values, keys, out = [], [], []
+    values, keys, queries, gates = [], [], [], []
 
     for t in range(length):
         e = phi(averaged[t] + ema["residual_weight"] * x[t])
@@ -59,27 +60,31 @@ def mega_block(
         z = phi(mixed[size : size + key_size])
         g = phi(mixed[size + key_size : size + key_size + value_size])
         h0 = mixed[size + key_size + value_size :]
+        gates.append((u, g, h0))
 
         query = z * weights["qk_weight"][0] + weights["qk_bias"][0]
+        queries.append(query / math.sqrt(key_size))
         keys.append(z * weights["qk_weight"][1] + weights["qk_bias"][1])
         values.append(phi(weights["proj_v.weight"] @ x[t] + weights["proj_v.bias"]))
 
-        start = t - t % chunk
-        seen = [s for s in range(start, t + 1) if not padding[s]]
-        o = x.new_zeros(value_size)
+    attended = torch.cat(
+        [
+            causal_attention(
+                torch.stack(queries[start : start + chunk]),
+                torch.stack(keys[start : start + chunk]),
+                torch.stack(values[start : start + chunk]),
+                bias,
+                padding[start : start + chunk],
+            )
+            for start in range(0, length, chunk)
+        ]
+    )
+    out = []
 
-        if seen:
-            scores = [
-                torch.dot(query, keys[s]) / math.sqrt(key_size)
-                + bias[t - start, s - start]
-                for s in seen
-            ]
-            share = torch.softmax(torch.stack(scores), dim=0)
-
-            for weight, s in zip(share, seen, strict=True):
-                o = o + weight * values[s]
-
-        h = phi(h0 + weights["proj_h.weight"] @ (o * g) + weights["proj_h.bias"])
+    for t, (u, g, h0) in enumerate(gates):
+        h = phi(
+            h0 + weights["proj_h.weight"] @ (attended[t] * g) + weights["proj_h.bias"]
+        )
         out.append(norm(x[t] + u * (h - x[t])))
 
     return torch.stack(out)

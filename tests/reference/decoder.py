@@ -1,22 +1,17 @@
 """The whole decoder over one label sequence."""
 
+from collections.abc import Callable
+
 import torch
 
 from reference.block import mega_block
+from reference.normalization import NORMALIZATIONS
 from reference.position_bias import rotary_bias, simple_bias
 
 
 def swish(x: torch.Tensor) -> torch.Tensor:
     """x times its sigmoid."""
     return x / (1.0 + torch.exp(-x))
-
-
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float):
-    """Layer normalisation of one vector."""
-    mean = x.sum() / x.numel()
-    variance = ((x - mean) ** 2).sum() / x.numel()
-
-    return (x - mean) / torch.sqrt(variance + eps) * weight + bias
 
 
 def mega_decoder(
@@ -27,9 +22,10 @@ def mega_decoder(
     chunk: int | None = None,
     truncation: int | None = None,
     pad: int = 0,
-    eps: float = 1e-12,
+    phi: Callable[[torch.Tensor], torch.Tensor] = swish,
+    normalization: str = "layer_norm",
 ) -> torch.Tensor:
-    """Decode labels (U,) to (U, D) with swish and layer normalisation.
+    """Decode labels (U,) to (U, D).
 
     weights: by ESPnet's parameter names (`decoder.state_dict()`, or the parameters).
     """
@@ -38,9 +34,13 @@ def mega_decoder(
     reach = len(labels) if chunk is None else min(chunk, len(labels))
 
     def norm_of(prefix: str):
-        return lambda y: layer_norm(
-            y, weights[f"{prefix}.weight"], weights[f"{prefix}.bias"], eps
-        )
+        own = {
+            name.removeprefix(f"{prefix}."): weight
+            for name, weight in weights.items()
+            if name.startswith(f"{prefix}.")
+        }
+
+        return lambda y: NORMALIZATIONS[normalization](y, own)
 
     for n in range(num_blocks):
         mega, ffn = f"mega_blocks.{n}.0.", f"mega_blocks.{n}.1."
@@ -64,7 +64,7 @@ def mega_decoder(
                 if name.startswith(mega)
             },
             bias,
-            swish,
+            phi,
             norm_of(mega + "normalization"),
             padding,
             chunk,
@@ -75,7 +75,7 @@ def mega_decoder(
 
         for row in x:
             hidden = weights[ffn + "linear1.weight"] @ row
-            hidden = swish(hidden + weights[ffn + "linear1.bias"])
+            hidden = phi(hidden + weights[ffn + "linear1.bias"])
             out = weights[ffn + "linear2.weight"] @ hidden
             out = out + weights[ffn + "linear2.bias"] + row
             rows.append(norm_of(ffn + "normalization")(out))

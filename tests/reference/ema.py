@@ -1,4 +1,4 @@
-"""Multi-head damped EMA, one position, feature and head at a time."""
+"""Multi-head damped EMA, one position at a time."""
 
 import math
 
@@ -18,31 +18,24 @@ def damped_ema(
     x (U, D); damping, decay, expansion, projection (D, H); result (U, D). With
     `truncation` M, an input counts for M outputs, its own position included.
     """
-    length, size = x.shape
+    length = x.size(0)
     heads = damping.size(1)
 
     p = torch.sigmoid(damping)
     q = 1.0 - p * torch.sigmoid(decay)
 
-    out = []
+    out, average = [], torch.zeros_like(p)
 
     for t in range(length):
-        first = 0 if truncation is None else max(0, t - truncation + 1)
-        row = []
+        average = q * average + p * expansion * x[t].unsqueeze(1)
+        seen = average
 
-        for d in range(size):
-            total = x.new_zeros(())
+        if truncation is not None and truncation <= t:
+            seen = torch.zeros_like(p)
 
-            for h in range(heads):
-                average = x.new_zeros(())
+            for s in range(t - truncation + 1, t + 1):
+                seen = q * seen + p * expansion * x[s].unsqueeze(1)
 
-                for s in range(first, t + 1):
-                    average = q[d, h] * average + p[d, h] * expansion[d, h] * x[s, d]
-
-                total = total + average * projection[d, h] / math.sqrt(heads)
-
-            row.append(total)
-
-        out.append(torch.stack(row))
+        out.append((seen * projection / math.sqrt(heads)).sum(1))
 
     return torch.stack(out)

@@ -1,0 +1,84 @@
+import math
+
+import equality
+import pytest
+import torch
+from equality import COMPARISONS, naive_errors, paths_through
+
+from espnet_mega_bias import MEGABiasDecoder
+from espnet_mega_bias.decoder import ACTIVATION_TYPES, NORMALIZATION_TYPES
+
+
+@pytest.fixture
+def cases(request):
+    """The part of the grid with one normalisation and one activation."""
+
+    def choose(normalization, activation):
+        n = len(ACTIVATION_TYPES) * NORMALIZATION_TYPES.index(normalization)
+        n += ACTIVATION_TYPES.index(activation)
+        cases = [
+            case
+            for case in equality.grid()
+            if case.normalization_type == normalization
+            and case.activation_type == activation
+        ]
+
+        # Three steps on the way through the others, from another start each time.
+        return cases if request.config.getoption("exhaustive") else cases[n % 11 :: 11]
+
+    return choose
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATION_TYPES)
+@pytest.mark.parametrize("activation", ACTIVATION_TYPES)
+def test_every_path_gives_one_answer(cases, normalization, activation):
+    """A4, C2: and the answer is that of the plain loops, values and gradients."""
+    for case in cases(normalization, activation):
+        paths = paths_through(MEGABiasDecoder, case, torch.float64)
+
+        for name, comparison in COMPARISONS.items():
+            limit = 0.0 if "later labels" in name else 1e-9
+            difference = comparison(paths)
+            assert difference <= limit, f"{name}: {difference:.1e} with {case}"
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATION_TYPES)
+@pytest.mark.parametrize("initial", [True, False])
+def test_float32_is_no_worse_than_the_plain_loop(cases, normalization, initial):
+    for case in cases(normalization, "swish")[:2]:
+        exact = paths_through(MEGABiasDecoder, case, torch.float64, initial)
+        ours = paths_through(MEGABiasDecoder, case, torch.float32, initial)
+        ours.expected = exact.expected
+        rounding = torch.finfo(torch.float32).eps
+
+        for name, error in naive_errors(exact).items():
+            assert COMPARISONS[name](ours) <= 2.0 * error + rounding, f"{name}: {case}"
+
+
+def test_the_comparisons_see_what_is_wrong_with_a_decoder():
+    case = equality.grid()[0]
+    paths = paths_through(MEGABiasDecoder, case, torch.float64)
+
+    class Wrong(type(paths.decoder)):
+        def forward(self, labels):
+            # The last label leaks into every position, and position 1 is off.
+            out = super().forward(labels) * (1.0 + 1e-6 * labels[:, -1:, None])
+            return out * (1.0 + 1e-6 * (torch.arange(labels.size(1)) == 1)[:, None])
+
+    paths.decoder.__class__ = Wrong
+
+    for name, comparison in COMPARISONS.items():
+        difference = comparison(paths)
+        assert difference > 1e-8 or name.startswith("`batch_score`"), name
+
+    assert equality.share(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf
+
+
+def test_the_grid_holds_every_combination():
+    grid = equality.grid()
+
+    assert len(set(grid)) == 2 * 4 * 4 * 4 * 10
+    assert {case.num_blocks for case in grid} == {1, 2, 3}
+    assert {1, 2, 3, 4, 5, 8, 33} == set(
+        equality.Case("simple", 4, *[None] * 4).lengths()
+    )
