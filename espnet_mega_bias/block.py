@@ -188,7 +188,7 @@ class MEGA(torch.nn.Module):
         attended = causal_attention(
             query,
             key,
-            self.dropout(value),
+            _drop(self.dropout, value),
             self.rel_pos_bias.last_row(chunk),
             padding,
             self.dropout_attn.p if self.training else 0.0,
@@ -242,7 +242,7 @@ class MEGA(torch.nn.Module):
         new[:, : self.qk_size].copy_(key)
         new[:, self.qk_size :].copy_(value)
 
-        keys, values = rows.split([self.qk_size, self.v_size], dim=1)
+        keys, values = rows.split_with_sizes([self.qk_size, self.v_size], dim=1)
 
         scores = torch.addmm(bias, query, keys.t())
         wide = torch.promote_types(scores.dtype, torch.float32)
@@ -252,7 +252,8 @@ class MEGA(torch.nn.Module):
             weights = weights.masked_fill(bias.isneginf().all(-1, keepdim=True), 0.0)
 
         attended = torch.mm(
-            self.dropout_attn(weights).to(values.dtype), self.dropout(values)
+            _drop(self.dropout_attn, weights).to(values.dtype),
+            _drop(self.dropout, values),
         )
 
         return self._output(x, update, attended, gate, candidate), ema_state
@@ -301,10 +302,9 @@ class MEGA(torch.nn.Module):
             : Candidate h0 before the attention is added. (..., D)
 
         """
-        update, key, gate, candidate = torch.split(
-            self.proj_mx(self.dropout_ema(average)),
-            [self.size, self.qk_size, self.v_size, self.size],
-            dim=-1,
+        mixed = self.proj_mx(_drop(self.dropout_ema, average))
+        update, key, gate, candidate = mixed.split_with_sizes(
+            [self.size, self.qk_size, self.v_size, self.size], dim=-1
         )
 
         return (
@@ -336,7 +336,7 @@ class MEGA(torch.nn.Module):
 
         """
         hidden = self.activation(candidate + self.proj_h(attended * gate))
-        hidden = self.dropout(hidden).to(x.dtype)
+        hidden = _drop(self.dropout, hidden).to(x.dtype)
 
         return self.normalization(torch.lerp(x, hidden, update.to(x.dtype)))
 
@@ -355,6 +355,11 @@ class MEGA(torch.nn.Module):
         x = torch.nn.functional.pad(x, (0, 0, 0, -x.size(1) % chunk))
 
         return x.reshape(-1, chunk, x.size(-1))
+
+
+def _drop(dropout: torch.nn.Dropout, x: torch.Tensor) -> torch.Tensor:
+    # A step of the search is dozens of small calls: those that do nothing count.
+    return dropout(x) if dropout.training else x
 
 
 def _build_bias(

@@ -427,7 +427,7 @@ class MEGABiasDecoder(AbsDecoder):
         cache, histories = self._histories(states, first)
         used, total = cache.used, cache.used + count
 
-        rows = torch.arange(used, total, device=device).split(1)
+        rows = torch.arange(used, total, device=device)
         lengths = torch.tensor([state.length for state in states], device=device)
         pads = [
             label == self.pad_idx and state.length > 0
@@ -436,14 +436,16 @@ class MEGABiasDecoder(AbsDecoder):
         histories = [
             history if pad else (*history, here)
             for history, pad, *here in zip(
-                histories, pads, rows, lengths.split(1), strict=True
+                histories, pads, rows.chunk(count), lengths.chunk(count), strict=True
             )
         ]
 
+        distances = _distances(histories, lengths, total, derived.bias.size(1) - 1)
+        bias = derived.bias.index_select(1, distances).view(-1, count, total)
         inputs = zip(
             _stack([state.ema_state for state in states]).unbind(),
             (buffer[:total] for buffer in cache.buffers),
-            derived.bias[:, _distances(histories, lengths, total)].unbind(),
+            bias.unbind(),
             strict=True,
         )
         padding = torch.tensor(pads, device=device) if any(pads) else None
@@ -593,7 +595,7 @@ class MEGABiasDecoder(AbsDecoder):
 
 
 def _distances(
-    histories: list[History], lengths: torch.Tensor, total: int
+    histories: list[History], lengths: torch.Tensor, total: int, out_of_reach: int
 ) -> torch.Tensor:
     """Lay out how far back each row of the cache is, as each hypothesis sees it.
 
@@ -601,23 +603,30 @@ def _distances(
         histories: Rows and positions of what each hypothesis attends to. [B]
         lengths: Position of the newest label of each. (B,), int64
         total: Number of rows R.
+        out_of_reach: What stands for a row that is not attended to.
 
     Returns:
-        : Number of labels back, -1 where a row is not attended to. (B, R), int64
+        : Number of labels back. (B * R,), int64
 
     """
-    distances = lengths.new_full((len(histories), total), -1)
+    count = len(histories)
+    distances = lengths.new_full((count * total,), out_of_reach)
     parts = [part for history in histories for part in history]
 
-    if parts:
-        rows, positions = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        counts = [sum(rows.numel() for rows, _ in history) for history in histories]
-        batch = torch.arange(len(histories), device=lengths.device).repeat_interleave(
-            torch.tensor(counts, device=lengths.device), output_size=rows.numel()
-        )
-        distances[batch, rows] = lengths[batch] - positions
+    if not parts:
+        return distances
 
-    return distances
+    rows, positions = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
+    if count > 1:
+        held = [sum(part.numel() for part, _ in history) for history in histories]
+        batch = torch.arange(count, device=lengths.device).repeat_interleave(
+            torch.tensor(held, device=lengths.device), output_size=rows.numel()
+        )
+        rows = rows + total * batch
+        lengths = lengths[batch]
+
+    return distances.scatter_(0, rows, lengths - positions)
 
 
 def _stack(states: list[torch.Tensor]) -> torch.Tensor:

@@ -1,6 +1,10 @@
 """Noticing that the weights of a module have changed."""
 
+import operator
+
 import torch
+
+_VERSION = operator.attrgetter("_version")
 
 
 class WeightsWatch:
@@ -17,36 +21,32 @@ class WeightsWatch:
     def __init__(self, module: torch.nn.Module) -> None:
         """Construct a WeightsWatch object."""
         modules = list(module.modules())
-
-        self._children = [
-            (parent._modules, name, child)
-            for parent in modules
-            for name, child in parent._modules.items()
+        held = [
+            (table, name, value)
+            for table in (
+                table for part in modules for table in (part._modules, part._parameters)
+            )
+            for name, value in table.items()
+            if value is not None
         ]
+        self._tables, self._names, self._held = zip(*held, strict=True)
         self._parameters = [
-            (parent._parameters, name, parameter)
-            for parent in modules
-            for name, parameter in parent._parameters.items()
-            if parameter is not None
+            value for value in self._held if isinstance(value, torch.nn.Parameter)
         ]
         # Tensors made in inference mode count no versions.
         self._counting = [
-            parameter
-            for _, _, parameter in self._parameters
-            if not parameter.is_inference()
+            parameter for parameter in self._parameters if not parameter.is_inference()
         ]
         self._seen = self._look()
 
     def unchanged(self) -> bool:
         """Say whether the weights are the same as at construction."""
-        return (
-            all(parent.get(name) is child for parent, name, child in self._children)
-            and all(parent.get(name) is held for parent, name, held in self._parameters)
-            and self._look() == self._seen
-        )
+        now = map(dict.get, self._tables, self._names)
+
+        return all(map(operator.is_, now, self._held)) and self._look() == self._seen
 
     def _look(self) -> tuple[list[int], list[int]]:
         return (
-            [parameter._version for parameter in self._counting],
-            [parameter.data_ptr() for _, _, parameter in self._parameters],
+            list(map(_VERSION, self._counting)),
+            list(map(torch.Tensor.data_ptr, self._parameters)),
         )
