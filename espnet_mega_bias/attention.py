@@ -1,6 +1,7 @@
 """Causal attention with a relative position bias."""
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -42,12 +43,15 @@ def causal_attention(
     device = query.device.type
     dtype = value.dtype
 
-    if torch.is_autocast_enabled(device):
+    # The meta device knows none, and raises.
+    autocast = not query.is_meta
+
+    if autocast and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
 
     inputs = (query.to(dtype), key.to(dtype), value.to(dtype), bias, padding)
 
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
         # The number of blocks would be burnt into a traced program.
         if torch.compiler.is_compiling():
             weights = _weights(*inputs[:2], *inputs[3:], 0, query.size(1))
@@ -55,12 +59,12 @@ def causal_attention(
 
             return torch.matmul(weights, inputs[2])
 
-        return _CausalAttention.apply(*inputs, dropout_rate)
+        return _CausalAttention.apply(*inputs, dropout_rate)[0]
 
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, bias, padding, dropout_rate):
+    def forward(query, key, value, bias, padding, dropout_rate):
         out = torch.empty_like(value)
         kept = []
 
@@ -79,13 +83,22 @@ class _CausalAttention(torch.autograd.Function):
             )
             kept += [weights, noise]
 
-        ctx.save_for_backward(query, key, value, bias, *kept)
+        return out, *kept
 
-        return out
+    # Apart from `forward`, or torch.func would refuse the function.
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        kept = output[1:]
+        ctx.mark_non_differentiable(*(part for part in kept if part is not None))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:4], *kept)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad, *_):
+        if grad is None:
+            return (None,) * 6
+
         query, key, value, bias, *kept = ctx.saved_tensors
         grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
         grad_bias = torch.zeros_like(bias)
@@ -139,8 +152,10 @@ def _weights(
 
     """
     rows = end - start
-    future = bias.new_full((rows - 1,), float("-inf"))
-    causal = toeplitz(torch.cat([bias[bias.size(0) - end :], future]), rows)
+    seen = bias[bias.size(0) - end :]
+    causal = toeplitz(
+        torch.nn.functional.pad(seen, (0, rows - 1), value=float("-inf")), rows
+    )
 
     scores = torch.matmul(query[:, start:end], key[:, :end].transpose(1, 2))
     scores += causal

@@ -515,7 +515,8 @@ class MEGABiasDecoder(AbsDecoder):
         # Autograd: what this step adds to the graph is none of the states' business.
         if not torch.is_grad_enabled():
             for state, history, start in zip(states, histories, first, strict=True):
-                if history:
+                # A state with a graph keeps it.
+                if history and not state.cache.buffers[0].requires_grad:
                     state.move(cache, history, start)
 
         return cache, histories
@@ -550,7 +551,8 @@ class MEGABiasDecoder(AbsDecoder):
         """
         mode = (
             torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(self.embed.weight.device.type),
+            not self.embed.weight.is_meta
+            and torch.is_autocast_enabled(self.embed.weight.device.type),
             self.training,
         )
         derived = self.score_cache.get("derived")

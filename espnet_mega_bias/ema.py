@@ -249,8 +249,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """
         batch, length, size = x.shape
 
-        num_blocks = math.ceil(length / _BLOCK_LENGTH)
-        block_length = math.ceil(length / num_blocks)
+        num_blocks, block_length = _blocks(length, _BLOCK_LENGTH)
 
         x = torch.nn.functional.pad(x, (0, 0, 0, num_blocks * block_length - length))
 
@@ -297,14 +296,17 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """
         batch, length, size = x.shape
 
-        num_blocks = math.ceil(length / max(_BLOCK_LENGTH, reach))
-        block_length = math.ceil(length / num_blocks)
+        num_blocks, block_length = _blocks(length, max(_BLOCK_LENGTH, reach))
 
         x = torch.nn.functional.pad(
             x, (0, 0, reach - 1, num_blocks * block_length - length)
         )
-        windows = x.unfold(1, block_length + reach - 1, block_length)  # (B, N, D, W)
-        windows = windows.permute(2, 3, 0, 1).reshape(size, -1, batch * num_blocks)
+        # Not `unfold`, whose size is a plain number: one traced program per length.
+        across, along, feature = x.stride()
+        windows = x.as_strided(
+            (size, block_length + reach - 1, batch, num_blocks),
+            (feature, along, across, along * block_length),
+        ).reshape(size, -1, batch * num_blocks)
 
         lags = torch.nn.functional.pad(
             self.kernel(reach).flip(-1), (block_length - 1, block_length - 1)
@@ -330,3 +332,24 @@ def _powers(base: torch.Tensor, length: int) -> torch.Tensor:
     exponent = torch.arange(length, device=base.device, dtype=base.dtype)
 
     return torch.exp(torch.log(base).unsqueeze(-1) * exponent)
+
+
+def _blocks(length: int, longest: int) -> tuple[int, int]:
+    """Divide positions into blocks of one length.
+
+    Args:
+        length: Number of positions.
+        longest: Number of positions that a block may have.
+
+    Returns:
+        : Number of blocks.
+        : Length of each.
+
+    """
+    # Said apart, so that a program traced for short sequences divides nothing.
+    if length <= longest:
+        return 1, length
+
+    num_blocks = math.ceil(length / longest)
+
+    return num_blocks, math.ceil(length / num_blocks)

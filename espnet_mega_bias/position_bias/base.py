@@ -92,10 +92,11 @@ class OffsetBias(torch.nn.Module, ABC):
             ValueError: If `length` is below 1 or above `max_positions`.
 
         """
-        past = self.last_row(length)
-        future = past.new_full((length - 1,), float("-inf"))
+        values = torch.nn.functional.pad(
+            self.last_row(length), (0, length - 1), value=float("-inf")
+        )
 
-        return toeplitz(torch.cat([past, future]), length)
+        return toeplitz(values, length)
 
     def forward(self, length: int) -> torch.Tensor:
         """Compute the relative position bias.

@@ -146,6 +146,9 @@ class RotaryRelativePositionBias(OffsetBias):
         odd = (sine * (a1 * b2 - a2 * b1)).sum(-1)
 
         # i - j = -offset: the sine term changes sign with the offset.
+        if last <= 0:
+            return (even + odd)[-last : 1 - first].flip(0).to(self.alpha.dtype)
+
         past = (even + odd)[max(-last, 1) : max(1 - first, 1)].flip(0)
         future = (even - odd)[max(first, 0) : max(last + 1, 0)]
 

@@ -17,7 +17,12 @@ class _Toeplitz(torch.autograd.Function):
     def forward(values: torch.Tensor, rows: int) -> torch.Tensor:
         columns = values.size(-1) - rows + 1
 
-        return values.unfold(-1, columns, 1).flip(-2)  # (..., R, C)
+        # Not `unfold`, whose size is a plain number: one traced program per length.
+        windows = values.as_strided(
+            (*values.shape[:-1], rows, columns), (*values.stride(), values.stride(-1))
+        )
+
+        return windows.flip(-2)  # (..., R, C)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -61,9 +66,10 @@ def diagonal_sums(matrix: torch.Tensor) -> torch.Tensor:
 
     # A few rows at a time, so that what is shifted stays in the processor's cache; a
     # traced program must not depend on their number.
-    step = rows if torch.compiler.is_compiling() else min(rows, _STRIP)
+    whole = torch.compiler.is_compiling()
+    step = rows if whole else min(rows, _STRIP)
 
-    for start in range(0, rows, step):
+    for start in (0,) if whole else range(0, rows, step):
         strip = matrix[..., start : start + step, :]
         count = strip.size(-2)
         width = count + columns - 1
