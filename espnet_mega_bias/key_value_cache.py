@@ -51,43 +51,51 @@ class KeyValueCache:
             and (not buffer.is_inference() or torch.is_inference_mode_enabled())
         )
 
-    def make_room(
+    def follow(
         self, rows: torch.Tensor, count: int
     ) -> tuple["KeyValueCache", torch.Tensor]:
-        """Find a cache that holds given rows and has room for more.
+        """Go where the rows have moved, or can be moved.
 
         Args:
             rows: Rows in use. (L,), int64
-            count: Number of rows to append.
+            count: Number of rows that are to be appended.
 
         Returns:
-            : This cache, a successor, or a copy.
+            : The last successor, or this cache.
             : Where the rows are in it. (L,), int64
 
         """
-        if self.has_room(count):
+        if self._successor is None:
             return self, rows
 
-        if self._successor is not None:
-            missing = rows[self._places[rows] < 0].unique()
+        missing = rows[self._places[rows] < 0].unique()
 
-            if missing.numel() == 0:
-                return self._successor.make_room(self._places[rows], count)
+        if missing.numel() > 0:
+            if not self._successor.has_room(missing.numel() + count):
+                return self, rows
 
-            if self._successor.has_room(missing.numel() + count):
-                self._places[missing] = self._successor.take(self, missing)
+            self._places[missing] = self._successor.take(self, missing)
 
-                return self._successor, self._places[rows]
+        return self._successor.follow(self._places[rows], count)
 
-        used = rows.unique()
-        copy = new_cache(self.buffers, used.numel() + count)
+    def move(self, rows: torch.Tensor, cache: "KeyValueCache") -> torch.Tensor:
+        """Copy rows to another cache, which those who come later are to follow.
+
+        Args:
+            rows: Rows, each one once. (L,), int64
+            cache: Where to.
+
+        Returns:
+            : Where each row of this cache is there; -1 for those not copied. (R,)
+
+        """
         places = rows.new_full((self.used,), -1)
-        places[used] = copy.take(self, used)
+        places[rows] = cache.take(self, rows)
 
-        if self._successor is None:
-            self._successor, self._places = copy, places
+        if self._successor is None and not torch.is_grad_enabled():
+            self._successor, self._places = cache, places
 
-        return copy, places[rows]
+        return places
 
     def take(self, other: "KeyValueCache", rows: torch.Tensor) -> torch.Tensor:
         """Append rows of another cache; there must be room.
@@ -141,27 +149,31 @@ def join(
         : Where the rows of each hypothesis are in it. [B x (L_b,)]
 
     """
-    if not torch.is_grad_enabled():
-        parts = [cache.make_room(rows, count) for cache, rows in parts]
-        first = parts[0][0]
+    if _share_room(parts, count):
+        return parts[0][0], [rows for _, rows in parts]
 
-        # The later ones may have taken the room that the first one found.
-        if all(cache is first for cache, _ in parts) and first.has_room(count):
-            return first, [rows for _, rows in parts]
+    if not torch.is_grad_enabled():
+        parts = [cache.follow(rows, count) for cache, rows in parts]
+
+        if _share_room(parts, count):
+            return parts[0][0], [rows for _, rows in parts]
 
     caches = {id(cache): cache for cache, _ in parts}
     used = {
         key: torch.cat([rows for cache, rows in parts if id(cache) == key]).unique()
         for key in caches
     }
-
     joint = new_cache(
         parts[0][0].buffers, sum(rows.numel() for rows in used.values()) + count
     )
-    places = {}
-
-    for key, cache in caches.items():
-        places[key] = used[key].new_empty(cache.used)
-        places[key][used[key]] = joint.take(cache, used[key])
+    places = {key: cache.move(used[key], joint) for key, cache in caches.items()}
 
     return joint, [places[id(cache)][rows] for cache, rows in parts]
+
+
+def _share_room(
+    parts: Sequence[tuple[KeyValueCache, torch.Tensor]], count: int
+) -> bool:
+    first = parts[0][0]
+
+    return all(cache is first for cache, _ in parts) and first.has_room(count)
