@@ -1,5 +1,6 @@
 """MEGA decoder (prediction network) for ESPnet's Transducer."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,10 +45,11 @@ class _Derived(NamedTuple):
     """What a search derives from the weights alone.
 
     Args:
-        mode: Whether inference mode, autocast and training are on.
+        mode: Inference mode, type of autocast, and training.
         weights: Notices when this is out of date.
         steps: Coefficients of each block. [N]
         bias: Bias of each block by distance, -inf at the end. (N, L + 1)
+        reach: Length of the longest sequence that the bias is enough for.
 
     """
 
@@ -55,6 +57,7 @@ class _Derived(NamedTuple):
     weights: WeightsWatch
     steps: list[StepCoefficients]
     bias: torch.Tensor
+    reach: float
 
 
 class MEGABiasDecoder(AbsDecoder):
@@ -369,6 +372,9 @@ class MEGABiasDecoder(AbsDecoder):
             : Decoder output (1, D_dec) and state of each. [B]
 
         """
+        derived = self._derived(max(len(sequence) for sequence in sequences))
+        cache, keys, new = self.score_cache, [], {}
+
         for sequence, state in zip(sequences, states, strict=True):
             if state.length != len(sequence) - 1:
                 raise ValueError(
@@ -377,16 +383,13 @@ class MEGABiasDecoder(AbsDecoder):
                     f"{len(sequence)} labels"
                 )
 
-        derived = self._derived(1 + max(state.length for state in states))
-        keys = [
-            (id(state), sequence[-1])
-            for sequence, state in zip(sequences, states, strict=True)
-        ]
-        new = {
-            key: state
-            for key, state in zip(keys, states, strict=True)
-            if key not in self.score_cache
-        }
+            keys.append(key := (id(state), sequence[-1]))
+
+            # The latest go last, so the first ones are those longest unused.
+            if key in cache:
+                cache[key] = cache.pop(key)
+            else:
+                new[key] = state
 
         if new:
             outs, after = self._step(
@@ -397,17 +400,12 @@ class MEGABiasDecoder(AbsDecoder):
                 new.items(), outs.split(1), after, strict=True
             ):
                 # Holding the state before keeps its id from being used again.
-                self.score_cache[key] = (out, state, before)
+                cache[key] = (out, state, before)
 
-        # The latest entries go last, so the first ones are those longest unused.
-        for key in keys:
-            self.score_cache[key] = self.score_cache.pop(key)
+        scored = [cache[key][:2] for key in keys]
 
-        scored = [self.score_cache[key][:2] for key in keys]
-
-        while len(self.score_cache) > SCORE_CACHE_SIZE + 1:
-            oldest = next(key for key in self.score_cache if key != "derived")
-            del self.score_cache[oldest]
+        while len(cache) > SCORE_CACHE_SIZE + 1:
+            del cache[next(key for key in cache if key != "derived")]
 
         return scored
 
@@ -556,49 +554,41 @@ class MEGABiasDecoder(AbsDecoder):
             : Coefficients, and bias at least as far as any of its positions attends.
 
         """
+        weight = self.embed.weight
+        device = weight.device.type
+        autocast = not weight.is_meta and torch.is_autocast_enabled(device)
         mode = (
             torch.is_inference_mode_enabled(),
-            not self.embed.weight.is_meta
-            and torch.is_autocast_enabled(self.embed.weight.device.type),
+            torch.get_autocast_dtype(device) if autocast else None,
             self.training,
         )
         derived = self.score_cache.get("derived")
 
         if (
-            derived is None
+            derived is not None
             # A graph serves one backward pass.
-            or torch.is_grad_enabled()
-            or derived.mode != mode
-            or not derived.weights.unchanged()
+            and not torch.is_grad_enabled()
+            and derived.mode == mode
+            and derived.weights.unchanged()
         ):
+            if length <= derived.reach:
+                return derived
+        else:
             self.score_cache.clear()
-            derived = None
 
-        limit = self.mega_blocks[0][0].rel_pos_bias.max_positions or length
-        length = min(length, limit)
+        biases = [mega.rel_pos_bias for mega, _ in self.mega_blocks]
+        limit = biases[0].max_positions or math.inf
+        distances = min(max(_FIRST_DISTANCES, 2 * length), limit)
 
-        if derived is None or derived.bias.size(1) <= length:
-            distances = max(_FIRST_DISTANCES, 2 * length)
-
-            if self.chunk_size > 0 or self.max_positions is not None:
-                distances = min(distances, limit)
-
-            derived = _Derived(
-                mode,
-                WeightsWatch(self),
-                [mega.step_coefficients() for mega, _ in self.mega_blocks],
-                torch.nn.functional.pad(
-                    torch.stack(
-                        [
-                            mega.rel_pos_bias.last_row(distances).flip(0)
-                            for mega, _ in self.mega_blocks
-                        ]
-                    ),
-                    (0, 1),
-                    value=float("-inf"),
-                ),
-            )
-            self.score_cache["derived"] = derived
+        by_distance = torch.stack([bias.last_row(distances).flip(0) for bias in biases])
+        derived = _Derived(
+            mode,
+            WeightsWatch(self),
+            [mega.step_coefficients() for mega, _ in self.mega_blocks],
+            torch.nn.functional.pad(by_distance, (0, 1), value=float("-inf")),
+            math.inf if distances == limit else distances,
+        )
+        self.score_cache["derived"] = derived
 
         return derived
 
