@@ -1,7 +1,8 @@
 """Time whole decodings of mini_an4 against ESPnet's `mega` with the same weights.
 
     make demo                         # trains the model that is decoded with
-    python benchmarks/bench_search.py [--recipe DIR] [--smoke] [--json FILE]
+    python benchmarks/bench_search.py [--train DIR --wav_scp FILE] [--smoke]
+                                      [--json FILE]
 
 Both decode the seven utterances with ESPnet's Speech2Text, default search and mAES,
 beam 5. The floor is everything but the decoder: encoder, joint network and search. The
@@ -147,26 +148,25 @@ def bench(
 def main() -> None:
     """Print the table."""
     parser = arguments(__doc__)
-    parser.add_argument("--recipe", type=Path, default=RECIPE, help="where it ran")
+    parser.add_argument("--train", type=Path, help="config.yaml and latest.pth")
+    parser.add_argument("--wav_scp", type=Path, default=RECIPE / "data/all/wav.scp")
     args = parser.parse_args()
     start(args)
 
-    found = sorted(args.recipe.glob("exp/*/train/latest.pth"))
+    found = sorted(path.parent for path in RECIPE.glob("exp/*/train/latest.pth"))
 
-    if not found:
-        parser.error(f"no trained model under {args.recipe}/exp: run `make demo`")
+    if not args.train and not found:
+        parser.error(f"no trained model under {RECIPE}/exp: run `make demo`")
 
-    lines = (args.recipe / "data/all/wav.scp").read_text().splitlines()
+    train = args.train or found[-1]
     utterances = [
         torch.from_numpy(soundfile.read(line.split(maxsplit=1)[1], dtype="float32")[0])
-        for line in lines[: 1 if args.smoke else None]
+        for line in args.wav_scp.read_text().splitlines()[: 1 if args.smoke else None]
     ]
 
     def rows() -> Iterator[tuple[str, Row]]:
         for search in SEARCHES:
-            yield from bench(
-                found[-1].parent, utterances, search, 1 if args.smoke else 5
-            )
+            yield from bench(train, utterances, search, 1 if args.smoke else 5)
 
     report(args, rows())
 

@@ -170,6 +170,20 @@ def test_the_results_are_there_and_shown(tiny, resumed):
 
 
 @pytest.mark.slow
+def test_the_search_benchmark_decodes_with_the_model(tiny, resumed):
+    folder, _ = tiny
+    (model,) = (folder / "exp").rglob("latest.pth")
+    script = ROOT / "benchmarks" / "bench_search.py"
+    options = ["--train", model.parent, "--wav_scp", folder / "data/all/wav.scp"]
+
+    printed = subprocess.check_output(
+        [sys.executable, script, "--smoke", *options], text=True, env=environment()
+    )
+
+    for search in ("default", "maes"):
+        assert f"| {search}, decoder alone, ms | " in printed
+
+
 def test_tokens_come_from_the_training_text_and_blank_is_first(tiny, resumed):
     datadir = tiny[0] / "data"
     tokens = (datadir / "token_list/char/tokens.txt").read_text().splitlines()
