@@ -152,13 +152,14 @@ class Paths:
         `select_state`, `create_batch_states` and `select_state`.
         """
         decoder, labels = self.decoder, self.labels
-        decoder.score_cache = {}
         states = {1: decoder.init_state(1)}
 
         for t in range(1, max(lengths) - 1):
             _, after = decoder.batch_score([Hypothesis(0.0, labels[:t], states[t])])
             states[t + 1] = decoder.select_state(after, 0)
 
+        # Or it would remember what each of them has led to.
+        decoder.score_cache = {}
         _, after = decoder.batch_score(
             [Hypothesis(0.0, labels[: n - 1], states[n - 1]) for n in lengths]
         )

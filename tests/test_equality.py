@@ -5,7 +5,7 @@ import pytest
 import torch
 from equality import COMPARISONS, naive_errors, paths_through
 
-from espnet_mega_bias import MEGABiasDecoder
+from espnet_mega_bias import MEGABiasDecoder, decoder
 from espnet_mega_bias.decoder import ACTIVATION_TYPES, NORMALIZATION_TYPES
 
 
@@ -55,9 +55,16 @@ def test_float32_is_no_worse_than_the_plain_loop(cases, normalization, initial):
             assert COMPARISONS[name](ours) <= 2.0 * error + rounding, f"{name}: {case}"
 
 
-def test_the_comparisons_see_what_is_wrong_with_a_decoder():
+def test_the_comparisons_see_what_is_wrong_with_a_decoder(monkeypatch):
     case = equality.grid()[0]
     paths = paths_through(MEGABiasDecoder, case, torch.float64)
+    distances = decoder._distances
+
+    def off_in_batches(histories, *rest):
+        back = distances(histories, *rest)
+
+        # What is within reach seems one label nearer than it is.
+        return back - (back < rest[-1]).long() * (back > 0) * (len(histories) > 1)
 
     class Wrong(type(paths.decoder)):
         def forward(self, labels):
@@ -67,9 +74,10 @@ def test_the_comparisons_see_what_is_wrong_with_a_decoder():
 
     paths.decoder.__class__ = Wrong
 
+    monkeypatch.setattr(decoder, "_distances", off_in_batches)
+
     for name, comparison in COMPARISONS.items():
-        difference = comparison(paths)
-        assert difference > 1e-8 or name.startswith("`batch_score`"), name
+        assert comparison(paths) > 1e-8, name
 
     assert equality.share(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf
 
