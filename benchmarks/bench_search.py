@@ -7,10 +7,10 @@
 Both decode the seven utterances with ESPnet's Speech2Text, default search and mAES,
 beam 5. The floor is everything but the decoder: encoder, joint network and search. The
 rows of the decoder alone compare the time spent in `score` and `batch_score`, and their
-floor is the linear layers, for as many labels in as many calls.
+floor is the linear layers for the label sequences that were new, call by call.
 
 Searches with ESPnet's class can take other paths, because its search does not compute
-what was trained: the number of labels scored is printed for both.
+what was trained: calls, label sequences and texts are printed for both.
 """
 
 import statistics
@@ -34,7 +34,7 @@ SEARCHES = {
 
 
 class Timed:
-    """Times the steps of a decoder.
+    """Times the steps of a decoder, and counts the new label sequences of each.
 
     Args:
         decoder: Decoder; its `score` and `batch_score` are replaced.
@@ -42,18 +42,30 @@ class Timed:
     """
 
     def __init__(self, decoder: torch.nn.Module) -> None:
-        self.seconds = 0.0
-        self.batches: list[int] = []
+        self.begin()
 
         for name in ("score", "batch_score"):
             setattr(decoder, name, self._timed(getattr(decoder, name)))
+
+    def begin(self) -> None:
+        """Forget what was timed and counted."""
+        self.seconds = 0.0
+        self.batches: list[int] = []
+        self.next_utterance()
+
+    def next_utterance(self) -> None:
+        """Take every label sequence for new again."""
+        self._seen: set[tuple[int, ...]] = set()
 
     def _timed(self, method):
         def timed(first, *rest):
             begin = time.perf_counter()
             result = method(first, *rest)
             self.seconds += time.perf_counter() - begin
-            self.batches.append(1 if rest else len(first))
+
+            sequences = {tuple(first)} if rest else {tuple(hyp.yseq) for hyp in first}
+            self.batches.append(len(sequences - self._seen))
+            self._seen |= sequences
 
             return result
 
@@ -109,12 +121,13 @@ def bench(
 
     for n in range(repeat + 1):
         for name, (speech2text, timed) in recognizers.items():
-            timed.seconds, timed.batches = 0.0, []
-            begin = time.perf_counter()
-            texts = [
-                speech2text.hypotheses_to_results(speech2text(speech))[0][0]
-                for speech in utterances
-            ]
+            timed.begin()
+            begin, texts = time.perf_counter(), []
+
+            for speech in utterances:
+                timed.next_utterance()
+                hyps = speech2text(speech)
+                texts.append(speech2text.hypotheses_to_results(hyps)[0][0])
 
             # The first round warms up.
             if n > 0:
@@ -122,7 +135,7 @@ def bench(
                 alone[name].append(1e3 * timed.seconds)
             else:
                 print(
-                    f"{search}, {name}: {sum(timed.batches)} labels in "
+                    f"{search}, {name}: {sum(timed.batches)} label sequences, "
                     f"{len(timed.batches)} calls, {texts}",
                     flush=True,
                 )
@@ -136,7 +149,7 @@ def bench(
     begin = time.perf_counter()
 
     with torch.no_grad():
-        for batch in timed.batches:
+        for batch in filter(None, timed.batches):
             floor(torch.zeros(batch, size))
 
     linear = 1e3 * (time.perf_counter() - begin)
