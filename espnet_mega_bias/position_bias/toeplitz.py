@@ -3,7 +3,7 @@
 import torch
 
 # Rows that `diagonal_sums` takes at a time.
-_STRIP = 64
+_STRIP = 256
 
 
 class _Toeplitz(torch.autograd.Function):
@@ -53,6 +53,11 @@ def toeplitz(values: torch.Tensor, rows: int) -> torch.Tensor:
 def diagonal_sums(matrix: torch.Tensor) -> torch.Tensor:
     """Sum matrices along their diagonals, in float32 or wider.
 
+    Read on in rows of C + 1, a matrix has the diagonal j - i = d in column d mod C + 1:
+    first, from the top, those with d >= 0 and then those with d < 0. So a few column
+    sums do, without a copy; where both kinds meet inside of a strip of rows is a small
+    triangle.
+
     Args:
         matrix: Matrices. (..., R, C)
 
@@ -61,28 +66,44 @@ def diagonal_sums(matrix: torch.Tensor) -> torch.Tensor:
 
     """
     *batch, rows, columns = matrix.shape
+
+    if rows > columns:
+        return diagonal_sums(matrix.transpose(-1, -2)).flip(-1)
+
     wide = torch.promote_types(matrix.dtype, torch.float32)
     sums = matrix.new_zeros(*batch, rows + columns - 1, dtype=wide)
 
-    # A few rows at a time, so that what is shifted stays in the processor's cache; a
-    # traced program must not depend on their number.
-    whole = torch.compiler.is_compiling()
-    step = rows if whole else min(rows, _STRIP)
+    flat = matrix.reshape(*batch, rows * columns)
+    whole = (rows - 1) * (columns + 1)
+    sheared = flat[..., :whole].unflatten(-1, (rows - 1, columns + 1))
+    main = rows - 1  # where d = 0 is in `sums`
 
-    for start in (0,) if whole else range(0, rows, step):
-        strip = matrix[..., start : start + step, :]
+    sums[..., main : main + columns + 1 - rows] += flat[..., whole:]
+
+    if rows == 1:
+        return sums.to(matrix.dtype)
+
+    # A traced program must not depend on the number of strips.
+    traced = torch.compiler.is_compiling()
+    step = rows if traced else _STRIP
+
+    for start in (0,) if traced else range(0, rows - 1, step):
+        strip = sheared[..., start : start + step, :]
         count = strip.size(-2)
-        width = count + columns - 1
+        end = start + count
 
-        # Row i, moved right by count - 1 - i: entries of one diagonal share a column.
-        skewed = matrix.new_zeros(*batch, count * width)
-        skewed.as_strided(
-            strip.shape, (*skewed.stride()[:-1], width - 1, 1), count - 1
-        ).copy_(strip)
+        # Columns before `first` have d >= 0 only, and those from `last` on d < 0 only.
+        first, last = columns + 1 - end, columns - start
+        total = strip.sum(-2, dtype=wide)
+        both = strip[..., first:last].flip(-1)
 
-        first = rows - start - count
-        sums[..., first : first + width] += skewed.view(*batch, count, width).sum(
-            -2, dtype=wide
+        sums[..., main : main + first] += total[..., :first]
+        sums[..., main + first : main + last] += (
+            both.triu().sum(-2, dtype=wide).flip(-1)
         )
+        sums[..., main - end : main - 1 - start] += (
+            both.tril(-1).sum(-2, dtype=wide).flip(-1)
+        )
+        sums[..., main - 1 - start : main] += total[..., last:]
 
     return sums.to(matrix.dtype)
