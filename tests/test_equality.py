@@ -9,6 +9,9 @@ from espnet_mega_bias import MEGABiasDecoder, decoder
 from espnet_mega_bias.decoder import ACTIVATION_TYPES, NORMALIZATION_TYPES
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def cases(request):
     """The part of the grid with one normalisation and one activation."""
