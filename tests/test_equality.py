@@ -8,7 +8,6 @@ from equality import COMPARISONS, naive_errors, paths_through
 from espnet_mega_bias import MEGABiasDecoder, decoder
 from espnet_mega_bias.decoder import ACTIVATION_TYPES, NORMALIZATION_TYPES
 
-
 pytestmark = pytest.mark.slow
 
 
