@@ -1,6 +1,8 @@
 """Keys and values of the labels that a search has scored."""
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -31,8 +33,13 @@ class KeyValueCache:
         self.buffers = buffers
         self.used = used
 
-        self._successor: KeyValueCache | None = None
+        # Weak, or what an early state holds would keep all caches after it alive.
+        self._successor: weakref.ref[KeyValueCache] | None = None
         self._places: torch.Tensor | None = None  # in the successor, -1: not moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the successor: others follow there, a copy is alone."""
+        return {**self.__dict__, "_successor": None, "_places": None}
 
     def has_room(self, count: int) -> bool:
         """Say whether rows can be appended in place.
@@ -44,7 +51,7 @@ class KeyValueCache:
         buffer = self.buffers[0]
 
         return (
-            self._successor is None
+            self._living_successor() is None
             and self.used + count <= buffer.size(0)
             # Autograd may still need the rows as they are.
             and not torch.is_grad_enabled()
@@ -65,18 +72,20 @@ class KeyValueCache:
             : Where the rows are in it. (L,), int64
 
         """
-        if self._successor is None:
-            return self, rows
+        cache = self
 
-        missing = rows[self._places[rows] < 0].unique()
+        while (successor := cache._living_successor()) is not None:
+            missing = rows[cache._places[rows] < 0].unique()
 
-        if missing.numel() > 0:
-            if not self._successor.has_room(missing.numel() + count):
-                return self, rows
+            if missing.numel() > 0:
+                if not successor.has_room(missing.numel() + count):
+                    break
 
-            self._places[missing] = self._successor.take(self, missing)
+                cache._places[missing] = successor.take(cache, missing)
 
-        return self._successor.follow(self._places[rows], count)
+            cache, rows = successor, cache._places[rows]
+
+        return cache, rows
 
     def move(self, rows: torch.Tensor, cache: "KeyValueCache") -> torch.Tensor:
         """Copy rows to another cache, which those who come later are to follow.
@@ -92,10 +101,13 @@ class KeyValueCache:
         places = rows.new_full((self.used,), -1)
         places[rows] = cache.take(self, rows)
 
-        if self._successor is None and not torch.is_grad_enabled():
-            self._successor, self._places = cache, places
+        if self._living_successor() is None and not torch.is_grad_enabled():
+            self._successor, self._places = weakref.ref(cache), places
 
         return places
+
+    def _living_successor(self) -> "KeyValueCache | None":
+        return self._successor() if self._successor is not None else None
 
     def take(self, other: "KeyValueCache", rows: torch.Tensor) -> torch.Tensor:
         """Append rows of another cache; there must be room.

@@ -291,9 +291,7 @@ def test_wide_search_sums_all_alignments_of_every_sequence(
 
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("with_lm", [False, True])
-@pytest.mark.parametrize(
-    "conf", [{}, {"chunk_size": 2}, {"truncation_length": 2}], ids=str
-)
+@pytest.mark.parametrize("conf", [{}, {"chunk_size": 2}], ids=str)
 def test_wide_default_search_finds_the_most_likely_alignments(
     build_wide, build_lm, assert_close64, frames, with_lm, conf
 ):
