@@ -179,7 +179,7 @@ def main() -> None:
 
     def rows() -> Iterator[tuple[str, Row]]:
         for search in SEARCHES:
-            yield from bench(train, utterances, search, 1 if args.smoke else 5)
+            yield from bench(train, utterances, search, 1 if args.smoke else 3)
 
     report(args, rows())
 
