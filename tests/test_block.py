@@ -124,6 +124,7 @@ def test_steps_equal_the_sequence_form_in_value_and_gradient(
 
 @pytest.mark.parametrize("mask", [torch.zeros(1, 3), torch.ones(1, 3).long()])
 def test_a_mask_of_numbers_is_refused(build, mask):
+    """A3."""
     with pytest.raises(TypeError, match=f"bool tensor, got {mask.dtype}"):
         build()(torch.zeros(1, 3, 6).double(), mask)
 

@@ -111,6 +111,23 @@ def test_steps_equal_the_full_pass_at_every_position(
         assert_close64(step_through(model, labels[0].tolist(), batched)[0], full)
 
 
+def test_steps_equal_the_full_pass_where_the_bias_decides(build, assert_close64):
+    """C1."""
+    model = build()
+    labels = draw_labels(33, pads=False)
+    before = model(labels)[0]
+
+    with torch.no_grad():
+        for mega, _ in model.mega_blocks:
+            mega.rel_pos_bias.alpha.mul_(50.0)
+            mega.rel_pos_bias.beta.mul_(50.0)
+
+    full = model(labels)[0]
+
+    assert not torch.allclose(before[1:], full[1:], rtol=0.1)
+    assert_close64(step_through(model, labels[0].tolist())[0], full)
+
+
 @pytest.mark.parametrize("name", decoder.NORMALIZATION_TYPES)
 @pytest.mark.parametrize("act", decoder.ACTIVATION_TYPES)
 def test_steps_equal_the_full_pass_with_each_norm_and_activation(
@@ -167,6 +184,7 @@ def test_ragged_batches_equal_single_hypotheses(
 
 
 def test_padded_batch_equals_single_sequences(build, assert_close64):
+    """A2."""
     for chunk in (-1, 4):
         model = build(chunk_size=chunk)
         labels = draw_labels(12, batch=3, pads=False)
@@ -455,6 +473,7 @@ def test_gradient_at_initialisation_is_not_ruled_by_the_blank_in_front(name):
 
 
 def test_one_seed_gives_byte_equal_state_dicts():
+    """B3."""
     stored = []
 
     for _ in range(2):
@@ -497,6 +516,7 @@ def test_autocast_stays_near_float32(build):
     ],
 )
 def test_bad_values_name_the_key(conf, message):
+    """B6."""
     with pytest.raises(ValueError, match=message):
         MEGABiasDecoder(VOCAB, **{**SMALL, "rel_pos_bias_type": "rotary", **conf})
 
@@ -510,6 +530,7 @@ def test_misspelt_key_and_wrong_type_name_the_key():
 
 
 def test_values_that_yaml_writes_are_accepted():
+    """D8."""
     conf = yaml.safe_load("{truncation_length: null, dropout_rate: 0, block_size: 8}")
 
     MEGABiasDecoder(VOCAB, **conf)

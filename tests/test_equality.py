@@ -34,7 +34,7 @@ def cases(request):
 @pytest.mark.parametrize("normalization", NORMALIZATION_TYPES)
 @pytest.mark.parametrize("activation", ACTIVATION_TYPES)
 def test_every_path_gives_one_answer(cases, normalization, activation):
-    """A4, C2: and the answer is that of the plain loops, values and gradients."""
+    """A1, A4, C2: and the answer is that of the plain loops, values and gradients."""
     for case in cases(normalization, activation):
         paths = paths_through(MEGABiasDecoder, case, torch.float64)
 

@@ -292,6 +292,7 @@ def test_asr_transducer_inference_decodes_without_a_loss(inference, kind):
 def test_speech2text_in_another_directory_and_a_spawned_process(
     speech2text, environments, kind
 ):
+    """D5, E5."""
     done = succeeded(speech2text[kind])
     score = re.search(r"^score (\S+)$", done.stdout, re.MULTILINE)[1]
     assert np.isfinite(float(score))
@@ -314,6 +315,7 @@ def test_espnet3_trains(espnet3, kind):
 
 
 def test_the_parser_lists_the_decoder_and_prints_its_configuration(parser):
+    """E7."""
     done = succeeded(parser["installed"])
     assert re.search(r"--decoder \{[^}]*\bmega_bias\b[^}]*\}", done.stdout)
     assert re.search(r"^decoder: mega_bias$", done.stdout, re.MULTILINE)

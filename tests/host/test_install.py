@@ -43,6 +43,7 @@ def test_both_startup_files_are_installed_and_recorded(installed):
 
 
 def test_the_startup_file_sorts_after_the_paths_of_editable_installs(installed):
+    """E2."""
     others = {p.name for p in installed.site_packages.glob("__editable__*.pth")}
     assert all(name < STARTUP_FILES[0] for name in {"__editable__.z.pth", *others})
     assert STARTUP_FILES[0].endswith(".pth")
@@ -58,6 +59,7 @@ def test_the_startup_line_calls_the_hook_that_the_package_has():
 
 
 def test_a_new_process_has_the_hook_and_its_own_copy_of_the_package(installed):
+    """E1."""
     assert installed.output(FINDER) == "True"
     path = installed.output("import espnet_mega_bias as m; print(m.__file__)")
     editable = list(installed.site_packages.glob("__editable__*"))
@@ -87,6 +89,7 @@ def test_the_switch_keeps_the_hook_out(installed):
 
 
 def test_starting_imports_the_hook_and_nothing_heavy(installed):
+    """E3."""
     done = installed.run("-X", "importtime", "-c", "pass")
     imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
     own = {name for name in imported if name.startswith("espnet_mega_bias")}
@@ -103,6 +106,7 @@ def test_pip_starts_without_the_body_of_the_package(installed):
 
 
 def test_starting_is_silent_whatever_is_missing(disposable):
+    """E4."""
     assert start(disposable) == (0, "")
     assert start(disposable, "-W", "error") == (0, "")
     code = "import espnet_mega_bias as m; print(m.__file__)"

@@ -140,6 +140,7 @@ def test_documented_parts_have_their_shapes():
 
 @pytest.mark.parametrize("size", [7, 1, 0, -2])
 def test_bad_size_is_refused_at_construction(size):
+    """B6."""
     with pytest.raises(ValueError, match=f"size must be positive and even, got {size}"):
         RotaryRelativePositionBias(size)
 
@@ -188,6 +189,7 @@ def test_a_round_trip_through_a_narrow_type_leaves_the_tables_exact(dtype):
 
 
 def test_placeholder_is_zero_and_never_read(build):
+    """B3."""
     bias = build()
     before = bias(7)
 

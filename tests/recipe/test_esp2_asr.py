@@ -178,6 +178,7 @@ def test_a_second_run_does_nothing_again_and_maes_agrees(first_run):
 @needs_espnet3
 @pytest.mark.slow
 def test_a_packed_model_decodes_alone(first_run, tmp_path):
+    """D5."""
     folder, _ = first_run
     pack = tmp_path / "elsewhere" / "pack"
     shutil.copytree(folder / "exp" / "model_pack", pack)
