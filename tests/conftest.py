@@ -68,6 +68,28 @@ def assert_close64():
 
 
 @pytest.fixture
+def assert_gradients64():
+    """Compare the gradients of a random projection of two float64 results."""
+
+    def check(actual, expected, inputs):
+        inputs = list(inputs)
+        cotangent = torch.randn_like(expected)
+        ours, theirs = (
+            torch.autograd.grad(out, inputs, cotangent, materialize_grads=True)
+            for out in (actual, expected)
+        )
+
+        assert any(gradient.any() for gradient in theirs)
+
+        for gradient, wanted in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(
+                gradient, wanted, rtol=RTOL_FLOAT64, atol=ATOL_FLOAT64
+            )
+
+    return check
+
+
+@pytest.fixture
 def assert_close_espnet():
     """Compare float32 results with those of ESPnet's class."""
 

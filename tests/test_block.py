@@ -54,26 +54,19 @@ def reference(block, x, padding, chunk, truncation):
 @pytest.mark.parametrize("truncation", [None, 3])
 @pytest.mark.parametrize("bias_type", ["rotary", "simple"])
 def test_values_and_gradients_equal_the_reference(
-    build, assert_close64, length, chunk, truncation, bias_type
+    build, assert_close64, assert_gradients64, length, chunk, truncation, bias_type
 ):
     block = build(bias_type, chunk, truncation)
     x = torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True)
     padding = torch.zeros(2, length, dtype=torch.bool)
     padding[1, 3:6] = True
-    cotangent = torch.randn_like(x)
-    wanted = [x, *block.parameters()]
 
     expected = reference(block, x, padding, chunk, truncation)
     actual = block(x, padding)
 
     assert_close64(actual, expected)
 
-    for ours, theirs in zip(
-        torch.autograd.grad(actual, wanted, cotangent),
-        torch.autograd.grad(expected, wanted, cotangent),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    assert_gradients64(actual, expected, [x, *block.parameters()])
 
 
 def test_without_padding_nothing_is_hidden(build, assert_close64):
@@ -86,7 +79,7 @@ def test_without_padding_nothing_is_hidden(build, assert_close64):
 
 @pytest.mark.parametrize("chunk", [-1, 4])
 def test_steps_equal_the_sequence_form_in_value_and_gradient(
-    build, assert_close64, chunk
+    build, assert_close64, assert_gradients64, chunk
 ):
     block = build(chunk=chunk)
     x = torch.randn(2, 9, 6, dtype=torch.float64, requires_grad=True)
@@ -109,17 +102,10 @@ def test_steps_equal_the_sequence_form_in_value_and_gradient(
         steps.append(out)
 
     steps, full = torch.stack(steps, dim=1), block(x)
-    cotangent = torch.randn_like(full)
-    wanted = [x, *block.parameters()]
 
     assert_close64(steps, full)
 
-    for ours, theirs in zip(
-        torch.autograd.grad(steps, wanted, cotangent),
-        torch.autograd.grad(full, wanted, cotangent),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    assert_gradients64(steps, full, [x, *block.parameters()])
 
 
 @pytest.mark.parametrize("mask", [torch.zeros(1, 3), torch.ones(1, 3).long()])

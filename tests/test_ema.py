@@ -42,32 +42,25 @@ def reference(ema, x, truncation, padding=None):
 @pytest.mark.parametrize("truncation", TRUNCATIONS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_values_and_gradients_equal_the_reference(
-    build, assert_close64, length, truncation
+    build, assert_close64, assert_gradients64, length, truncation
 ):
     ema = build(truncation=truncation)
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
-    cotangent = torch.randn_like(x)
-    wanted = [x, *ema.parameters()]
 
     expected, actual = reference(ema, x, truncation), ema(x)
 
     assert_close64(actual, expected)
 
-    for ours, theirs in zip(
-        torch.autograd.grad(actual, wanted, cotangent),
-        torch.autograd.grad(expected, wanted, cotangent),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    assert_gradients64(actual, expected, [x, *ema.parameters()])
 
 
 @pytest.mark.parametrize("truncation", [None, 70, 100, 200])
 @pytest.mark.parametrize("length", [63, 64, 65, 130, 193])
-def test_several_blocks_equal_the_reference(build, assert_close64, length, truncation):
+def test_several_blocks_equal_the_reference(
+    build, assert_close64, assert_gradients64, length, truncation
+):
     ema = build(size=2, num_heads=1, truncation=truncation)
     x = torch.randn(1, length, 2, dtype=torch.float64, requires_grad=True)
-    cotangent = torch.randn_like(x)
-    wanted = [x, *ema.parameters()]
 
     kernel = ema.kernel(length)
 
@@ -91,12 +84,7 @@ def test_several_blocks_equal_the_reference(build, assert_close64, length, trunc
 
     assert_close64(actual, expected)
 
-    for ours, theirs in zip(
-        torch.autograd.grad(actual, wanted, cotangent),
-        torch.autograd.grad(expected, wanted, cotangent),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    assert_gradients64(actual, expected, [x, *ema.parameters()])
 
 
 @pytest.mark.parametrize("truncation", [*TRUNCATIONS, 70])
