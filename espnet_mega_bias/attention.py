@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch.autograd.function import once_differentiable
 
-from espnet_mega_bias.position_bias.toeplitz import diagonal_sums, toeplitz
+from espnet_mega_bias.position_bias.toeplitz import causal_toeplitz, diagonal_sums
 
 # Queries that are taken together; keys after the last of them are left out.
 _BLOCK_LENGTH = 128
@@ -151,14 +151,8 @@ def _weights(
         : Weights, before dropout. (B, end - start, end)
 
     """
-    rows = end - start
-    seen = bias[bias.size(0) - end :]
-    causal = toeplitz(
-        torch.nn.functional.pad(seen, (0, rows - 1), value=float("-inf")), rows
-    )
-
     scores = torch.matmul(query[:, start:end], key[:, :end].transpose(1, 2))
-    scores += causal
+    scores += causal_toeplitz(bias[bias.size(0) - end :], end - start)
 
     if padding is not None:
         # Not -inf: a row with padding alone would become NaN.

@@ -227,8 +227,7 @@ class MEGA(torch.nn.Module):
             : EMA state after this position.
 
         """
-        if coefficients is None:
-            coefficients = self.step_coefficients()
+        coefficients = coefficients or self.step_coefficients()
 
         value = self.activation(self.proj_v(x))
         average, ema_state = self.multihead_damped_ema.step(

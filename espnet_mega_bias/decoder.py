@@ -53,7 +53,7 @@ class _Derived(NamedTuple):
 
     """
 
-    mode: tuple[bool, ...]
+    mode: tuple[bool, torch.dtype | None, bool]
     weights: WeightsWatch
     steps: list[StepCoefficients]
     bias: torch.Tensor

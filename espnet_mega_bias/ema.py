@@ -136,17 +136,23 @@ class MultiHeadDampedEMA(torch.nn.Module):
 
         return damping * expansion * projection, 1.0 - damping * decay
 
-    def kernel(self, length: int) -> torch.Tensor:
+    def kernel(
+        self,
+        length: int,
+        coefficients: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """Compute the weights of the inputs by lag, in float32 or wider.
 
         Args:
             length: Number of lags L, from 0 (the current input) on.
+            coefficients: What `coefficients` returns with the present weights (None =
+                computed here).
 
         Returns:
             : Kernel, not truncated. (D, L)
 
         """
-        input_weight, retention = self.coefficients()
+        input_weight, retention = coefficients or self.coefficients()
 
         return (input_weight.unsqueeze(-1) * _powers(retention, length)).sum(1)
 
@@ -212,12 +218,10 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """
         inputs = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
 
-        if coefficients is None:
-            coefficients = self.coefficients()
-
-        input_weight, retention = coefficients
+        coefficients = coefficients or self.coefficients()
 
         if self.truncation_length is None:
+            input_weight, retention = coefficients
             new_state = torch.addcmul(
                 retention * state, input_weight, inputs.unsqueeze(-1)
             )
@@ -226,8 +230,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
             seen = torch.cat([state, inputs.unsqueeze(1)], dim=1)
             seen = seen[:, -self.truncation_length :]
 
-            powers = _powers(retention, seen.size(1)).flip(-1)
-            kernel = (input_weight.unsqueeze(-1) * powers).sum(1)
+            kernel = self.kernel(seen.size(1), coefficients).flip(-1)
             average = (seen * kernel.transpose(0, 1)).sum(1)
 
             new_state = seen[:, max(seen.size(1) - self.truncation_length + 1, 0) :]
@@ -260,21 +263,21 @@ class MultiHeadDampedEMA(torch.nn.Module):
         input_weight, retention = self.coefficients()
         powers = _powers(retention, block_length + 1)  # (D, H, K + 1)
 
-        added = input_weight.unsqueeze(-1) * powers[..., :-1]
-        lags = torch.nn.functional.pad(added.sum(1).flip(-1), (0, block_length - 1))
+        by_lag = input_weight.unsqueeze(-1) * powers[..., :-1]
+        lags = torch.nn.functional.pad(by_lag.sum(1).flip(-1), (0, block_length - 1))
 
         inside = toeplitz(lags, block_length).to(x.dtype)
         out = torch.bmm(x, inside.transpose(1, 2))
 
         if num_blocks > 1:
             # What each block adds to the state, as of its own end.
-            add = torch.bmm(x, added.flip(-1).transpose(1, 2).to(x.dtype))
-            add = add.view(size, batch, num_blocks, -1).unbind(2)  # [N x (D, B, H)]
+            added = torch.bmm(x, by_lag.flip(-1).transpose(1, 2).to(x.dtype))
+            added = added.view(size, batch, num_blocks, -1).unbind(2)  # [N x (D, B, H)]
             keep = powers[..., -1].unsqueeze(1).to(x.dtype)
 
-            states = [torch.zeros_like(add[0])]
-            for added_here in add[:-1]:
-                states.append(torch.addcmul(added_here, keep, states[-1]))
+            states = [torch.zeros_like(added[0])]
+            for gain in added[:-1]:
+                states.append(torch.addcmul(gain, keep, states[-1]))
 
             states = torch.stack(states, dim=2).flatten(1, 2)
             out = torch.baddbmm(out, states, powers[..., 1:].to(x.dtype))

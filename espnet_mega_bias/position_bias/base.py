@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from espnet_mega_bias.position_bias.toeplitz import toeplitz
+from espnet_mega_bias.position_bias.toeplitz import causal_toeplitz, toeplitz
 
 
 class OffsetBias(torch.nn.Module, ABC):
@@ -92,11 +92,7 @@ class OffsetBias(torch.nn.Module, ABC):
             ValueError: If `length` is below 1 or above `max_positions`.
 
         """
-        values = torch.nn.functional.pad(
-            self.last_row(length), (0, length - 1), value=float("-inf")
-        )
-
-        return toeplitz(values, length)
+        return causal_toeplitz(self.last_row(length), length)
 
     def forward(self, length: int) -> torch.Tensor:
         """Compute the relative position bias.

@@ -50,6 +50,22 @@ def toeplitz(values: torch.Tensor, rows: int) -> torch.Tensor:
     return _Toeplitz.apply(values, rows)
 
 
+def causal_toeplitz(past: torch.Tensor, rows: int) -> torch.Tensor:
+    """Build the last rows of a causal bias.
+
+    Args:
+        past: Values at the offsets 1 - C, ..., 0. (C,)
+        rows: Number of queries R, the last ones of C positions.
+
+    Returns:
+        : Bias, -inf where the key comes after the query. (R, C)
+
+    """
+    return toeplitz(
+        torch.nn.functional.pad(past, (0, rows - 1), value=float("-inf")), rows
+    )
+
+
 def diagonal_sums(matrix: torch.Tensor) -> torch.Tensor:
     """Sum matrices along their diagonals, in float32 or wider.
 
