@@ -17,20 +17,19 @@ SEARCHES = {
 }
 
 
+SMALL = {
+    "block_size": 8,
+    "linear_size": 8,
+    "qk_size": 4,
+    "v_size": 6,
+    "num_heads": 2,
+    "num_blocks": 2,
+    "rel_pos_bias_type": "rotary",
+}
+
+
 def small_decoder(vocab=VOCAB, **conf):
-    return MEGABiasDecoder(
-        vocab,
-        **{
-            "block_size": 8,
-            "linear_size": 8,
-            "qk_size": 4,
-            "v_size": 6,
-            "num_heads": 2,
-            "num_blocks": 2,
-            "rel_pos_bias_type": "rotary",
-            **conf,
-        },
-    )
+    return MEGABiasDecoder(vocab, **{**SMALL, **conf})
 
 
 def small_model(redraw, dtype=torch.float64, vocab=VOCAB, **conf):

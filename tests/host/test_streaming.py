@@ -7,7 +7,7 @@ import torch
 from espnet2.bin.asr_transducer_inference import Speech2Text
 from espnet2.tasks.asr_transducer import ASRTransducerTask
 from espnet2.utils.yaml_no_alias_safe_dump import yaml_no_alias_safe_dump
-from searching import SEARCHES, labels_and_scores, make_search
+from searching import SEARCHES, SMALL, labels_and_scores, make_search
 
 import espnet_mega_bias
 
@@ -32,15 +32,6 @@ ENCODER = {
         }
     ],
 }
-DECODER = {
-    "block_size": 8,
-    "linear_size": 8,
-    "qk_size": 4,
-    "v_size": 6,
-    "num_heads": 2,
-    "num_blocks": 2,
-    "rel_pos_bias_type": "rotary",
-}
 # Those that ESPnet has for streaming.
 STREAMING = [name for name in SEARCHES if name != "alsd"]
 CONFS = [{"max_positions": None}, {"chunk_size": 3}, {"max_positions": 4}]
@@ -63,7 +54,7 @@ def build(redraw, tmp_path):
                 {
                     "encoder_conf": ENCODER,
                     "decoder": "mega_bias",
-                    "decoder_conf": {**DECODER, **conf},
+                    "decoder_conf": {**SMALL, **conf},
                     "joint_network_conf": {"joint_space_size": 8},
                     "normalize": None,
                     "token_list": str(tmp_path / "tokens.txt"),
