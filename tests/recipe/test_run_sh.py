@@ -214,6 +214,21 @@ def test_a_finished_stage_is_not_run_again(tiny, resumed):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_only_what_depends_on_a_changed_file_is_run_again(tiny, resumed):
+    folder, options = tiny
+    text = "# again\n" + (folder / "maes.yaml").read_text()
+    (folder / "maes.yaml").write_text(text)
+
+    again = run(*options)
+
+    assert again.returncode == 0, again.stderr
+    assert "Stage 4: training: finished earlier" in again.stdout
+    assert "Stage 5: decoding, default: finished earlier" in again.stdout
+    assert re.search(r"Stage 5: decoding, maes\n(?:  .*\n)+  done", again.stdout)
+    assert "  fash-an253-b: " in again.stdout
+
+
 def test_a_limit_that_was_not_reached_fails(tiny, resumed):
     result = run(*tiny[1], "--stage", 6, "--max_train_wer", 0)
 
