@@ -162,7 +162,7 @@ def main() -> None:
     """Print the table."""
     parser = arguments(__doc__)
     parser.add_argument("--train", type=Path, help="config.yaml and latest.pth")
-    parser.add_argument("--wav_scp", type=Path, default=RECIPE / "data/all/wav.scp")
+    parser.add_argument("--wav_scp", type=Path, help="default: what the demo decoded")
     args = parser.parse_args()
     start(args)
 
@@ -172,9 +172,10 @@ def main() -> None:
         parser.error(f"no trained model under {RECIPE}/exp: run `make demo`")
 
     train = args.train or found[-1]
+    wav_scp = args.wav_scp or train.parent / "decode_default/wav.scp"
     utterances = [
         torch.from_numpy(soundfile.read(line.split(maxsplit=1)[1], dtype="float32")[0])
-        for line in args.wav_scp.read_text().splitlines()[: 1 if args.smoke else None]
+        for line in wav_scp.read_text().splitlines()[: 1 if args.smoke else None]
     ]
 
     def rows() -> Iterator[tuple[str, Row]]:

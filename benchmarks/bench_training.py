@@ -4,16 +4,13 @@
                                         [--json FILE]
 
 Forward and backward of the decoder alone; the floor is its linear layers alone. On a
-GPU under bf16 autocast. Peak memory is what a step adds to the resident memory of a
-process of its own (on a GPU: allocated memory).
+GPU under bf16 autocast. Peak memory is the most that tensors take at a time during a
+step, beyond what was there before.
 
 To see why the floor is not reached, `--parts` times what a step cannot do without
 besides the linear layers, each alone.
 """
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
@@ -31,6 +28,7 @@ from common import (
     report,
     start,
 )
+from torch.profiler import ProfilerActivity, profile
 
 from espnet_mega_bias.attention import causal_attention
 
@@ -74,19 +72,14 @@ def steps(
     }
 
 
-def peak(kind: str, conf: dict[str, object], batch: int, length: int, device: str):
-    """Measure the peak memory of one step, in MiB above what was there before.
+def peak(step: Callable[[], None], device: str) -> float:
+    """Measure the peak memory of a step, in MiB above what was there before.
 
     Args:
-        kind: Which step.
-        conf: Configuration.
-        batch: Number of sequences B.
-        length: Labels of each.
+        step: One of `steps`.
         device: Device.
 
     """
-    step = steps(conf, batch, length, device)[kind]
-
     if device.startswith("cuda"):
         step()
         before = torch.cuda.memory_allocated()
@@ -95,21 +88,19 @@ def peak(kind: str, conf: dict[str, object], batch: int, length: int, device: st
 
         return (torch.cuda.max_memory_allocated() - before) / 2**20
 
-    # The peak so far, of building the decoders and checking parity, is set back.
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
+    # What the process has resident depends on what the allocator had and the system
+    # took back.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
 
-    before = _resident("VmRSS")
-    step()
+    now = most = 0
 
-    return _resident("VmHWM") - before
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
 
-
-def _resident(key: str) -> float:
-    with open("/proc/self/status") as file:
-        (line,) = (line for line in file if line.startswith(key))
-
-    return int(line.split()[1]) / 1024
+    return most / 2**20
 
 
 def parts(batch: int, length: int, repeat: int) -> None:
@@ -177,17 +168,11 @@ def main() -> None:
     """Print the table."""
     parser = arguments(__doc__)
     parser.add_argument("--parts", action="store_true", help="only: where time goes")
-    parser.add_argument("--peak", choices=KINDS, help=argparse.SUPPRESS)
     args = parser.parse_args()
 
     conf = SMALL if args.smoke else LARGE
     sizes = [(2, 9)] if args.smoke else [(32, 50), (32, 150), (8, 500)]
     most = (2, 40) if args.smoke else (8, 1000)
-
-    if args.peak:
-        torch.set_num_threads(args.threads)
-        print(peak(args.peak, conf, *most, args.device))
-        return
 
     start(args)
 
@@ -208,13 +193,11 @@ def main() -> None:
             )
 
         batch, length = most
-        command = [sys.executable, __file__, "--device", args.device]
-        command += ["--threads", str(args.threads)] + ["--smoke"] * args.smoke
         yield (
             f"peak memory of a step, B {batch}, U {length}, MiB",
             {
-                kind: float(subprocess.check_output([*command, "--peak", kind]))
-                for kind in KINDS
+                kind: peak(step, args.device)
+                for kind, step in steps(conf, batch, length, args.device).items()
             },
         )
 

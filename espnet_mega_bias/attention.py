@@ -68,7 +68,7 @@ class _CausalAttention(torch.autograd.Function):
         out = torch.empty_like(value)
         kept = []
 
-        for start, end in _blocks(query.size(1)):
+        for start, end in query_blocks(query.size(1)):
             weights = _weights(query, key, bias, padding, start, end)
             noise = None
 
@@ -102,7 +102,9 @@ class _CausalAttention(torch.autograd.Function):
         query, key, value, bias, *kept = ctx.saved_tensors
         grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
         grad_bias = torch.zeros_like(bias)
-        blocks = list(zip(_blocks(query.size(1)), kept[::2], kept[1::2], strict=True))
+        blocks = list(
+            zip(query_blocks(query.size(1)), kept[::2], kept[1::2], strict=True)
+        )
 
         # From the end: the last block covers all keys, the others add to what it wrote.
         for (start, end), weights, noise in reversed(blocks):
@@ -168,7 +170,7 @@ def _weights(
     return weights.to(query.dtype)
 
 
-def _blocks(length: int) -> list[tuple[int, int]]:
+def query_blocks(length: int) -> list[tuple[int, int]]:
     """Divide queries into blocks of about the same length.
 
     Args:

@@ -6,6 +6,7 @@ import torch
 
 from espnet_mega_bias.attention import causal_attention
 from espnet_mega_bias.ema import MultiHeadDampedEMA
+from espnet_mega_bias.gated_linear import gated_linear
 from espnet_mega_bias.position_bias import (
     OffsetBias,
     RelativePositionBias,
@@ -171,7 +172,7 @@ class MEGA(torch.nn.Module):
         value = self.activation(self.proj_v(x))
         average = self.multihead_damped_ema(x, padding)
 
-        update, key, gate, candidate = self._gates(average)
+        update, key, gate, candidate = self.gates(average)
         query = torch.addcmul(self.query_bias(), key, self.query_weight())
 
         length = x.size(1)
@@ -197,7 +198,7 @@ class MEGA(torch.nn.Module):
         if chunk < length:
             attended = attended.reshape(x.size(0), -1, self.v_size)[:, :length]
 
-        return self._output(x, update, attended, gate, candidate)
+        return self.output(x, update, attended, gate, candidate)
 
     def step(
         self,
@@ -234,7 +235,7 @@ class MEGA(torch.nn.Module):
             x, ema_state, padding, coefficients.ema
         )
 
-        update, key, gate, candidate = self._gates(average)
+        update, key, gate, candidate = self.gates(average)
         query = torch.addcmul(coefficients.query_bias, key, coefficients.query_weight)
 
         new = rows[-x.size(0) :]
@@ -255,7 +256,7 @@ class MEGA(torch.nn.Module):
             _drop(self.dropout, values),
         )
 
-        return self._output(x, update, attended, gate, candidate), ema_state
+        return self.output(x, update, attended, gate, candidate), ema_state
 
     def step_coefficients(self) -> StepCoefficients:
         """Compute what a step derives from the weights alone.
@@ -288,7 +289,7 @@ class MEGA(torch.nn.Module):
         """
         return self.qk_bias[0] * self.qk_weight[1] * self.scaling
 
-    def _gates(self, average: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def gates(self, average: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute everything that comes from the EMA output.
 
         Args:
@@ -313,7 +314,7 @@ class MEGA(torch.nn.Module):
             candidate,
         )
 
-    def _output(
+    def output(
         self,
         x: torch.Tensor,
         update: torch.Tensor,
@@ -334,7 +335,8 @@ class MEGA(torch.nn.Module):
             : Block output. (..., D)
 
         """
-        hidden = self.activation(candidate + self.proj_h(attended * gate))
+        projected = gated_linear(self.proj_h, attended, gate)
+        hidden = self.activation(candidate + projected)
         hidden = _drop(self.dropout, hidden).to(x.dtype)
 
         return self.normalization(torch.lerp(x, hidden, update.to(x.dtype)))

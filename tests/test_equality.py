@@ -1,4 +1,6 @@
+import collections
 import math
+import statistics
 
 import equality
 import pytest
@@ -11,19 +13,24 @@ from espnet_mega_bias.decoder import ACTIVATION_TYPES, NORMALIZATION_TYPES
 pytestmark = pytest.mark.slow
 
 
+def cases_with(normalization, activation):
+    """The part of the grid with one normalisation and one activation."""
+    return [
+        case
+        for case in equality.grid()
+        if case.normalization_type == normalization
+        and case.activation_type == activation
+    ]
+
+
 @pytest.fixture
 def cases(request):
-    """The part of the grid with one normalisation and one activation."""
+    """What is tested of that part."""
 
     def choose(normalization, activation):
         n = len(ACTIVATION_TYPES) * NORMALIZATION_TYPES.index(normalization)
         n += ACTIVATION_TYPES.index(activation)
-        cases = [
-            case
-            for case in equality.grid()
-            if case.normalization_type == normalization
-            and case.activation_type == activation
-        ]
+        cases = cases_with(normalization, activation)
 
         # Three steps on the way through the others, from another start each time.
         return cases if request.config.getoption("exhaustive") else cases[n % 11 :: 11]
@@ -46,15 +53,23 @@ def test_every_path_gives_one_answer(cases, normalization, activation):
 
 @pytest.mark.parametrize("normalization", NORMALIZATION_TYPES)
 @pytest.mark.parametrize("initial", [True, False])
-def test_float32_is_no_worse_than_the_plain_loop(cases, normalization, initial):
-    for case in cases(normalization, "swish")[:2]:
+def test_float32_is_no_worse_than_the_plain_loop(normalization, initial):
+    ratios = collections.defaultdict(list)
+
+    for case in cases_with(normalization, "swish")[::3]:
         exact = paths_through(MEGABiasDecoder, case, torch.float64, initial)
         ours = paths_through(MEGABiasDecoder, case, torch.float32, initial)
         ours.expected = exact.expected
-        rounding = torch.finfo(torch.float32).eps
 
         for name, error in naive_errors(exact).items():
-            assert COMPARISONS[name](ours) <= 2.0 * error + rounding, f"{name}: {case}"
+            ratios[name].append(COMPARISONS[name](ours) / error)
+
+    # The largest rounding error of one decoder is a draw, up to ten times the loop's
+    # or a tenth of it, another one on each kind of processor: their mean is not. Above
+    # a hundred times it is none any more: with the bias in bfloat16 it is hundreds.
+    for name, of_cases in ratios.items():
+        assert statistics.geometric_mean(of_cases) <= 2.0, f"{name}: {of_cases}"
+        assert max(of_cases) <= 100.0, f"{name}: {of_cases}"
 
 
 def test_the_comparisons_see_what_is_wrong_with_a_decoder(monkeypatch):

@@ -5,6 +5,7 @@ import io
 import pickle
 import shutil
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -902,8 +903,8 @@ def test_two_processes_train_like_one_with_the_joint_batch(
     assert_equal(weights.values(), other_weights.values())
 
 
-def average(folder, models):
-    """ESPnet's average of checkpoints, as its trainer takes it at the end."""
+def espnet2_average(folder, models):
+    """ESPnet2's average of checkpoints, as its trainer takes it at the end."""
     reporter = Reporter()
 
     for epoch, model in enumerate(models, start=1):
@@ -919,9 +920,31 @@ def average(folder, models):
     return torch.load(folder / f"valid.loss.ave_{len(models)}best.pth")
 
 
+def espnet3_average(folder, models):
+    """ESPnet3's, of what Lightning saves, whose names begin with `model.`."""
+    callbacks = pytest.importorskip(
+        "espnet3.components.callbacks.default_callbacks", reason="ESPnet 202511"
+    )
+    paths = [folder / f"epoch{number}.ckpt" for number in range(len(models))]
+    for path, model in zip(paths, models, strict=True):
+        states = {f"model.{name}": value for name, value in model.state_dict().items()}
+        torch.save({"state_dict": states}, path)
+    best = SimpleNamespace(best_k_models=dict.fromkeys(paths), monitor="valid/loss")
+
+    callbacks.AverageCheckpointsCallback(folder, [best]).on_validation_end(
+        SimpleNamespace(is_global_zero=True), models[0]
+    )
+
+    return torch.load(folder / f"valid.loss.ave_{len(models)}best.pth")
+
+
+averages = pytest.mark.parametrize("average", [espnet2_average, espnet3_average])
+
+
+@averages
 @pytest.mark.parametrize("bias_type", ["rotary", "simple"])
 def test_average_of_one_checkpoint_with_itself_is_that_checkpoint(
-    build, tmp_path, bias_type
+    build, tmp_path, bias_type, average
 ):
     """D4."""
     model = build(torch.float32, rel_pos_bias_type=bias_type)
@@ -931,9 +954,10 @@ def test_average_of_one_checkpoint_with_itself_is_that_checkpoint(
     assert_equal(averaged.values(), model.state_dict().values())
 
 
+@averages
 @pytest.mark.parametrize("bias_type", ["rotary", "simple"])
 def test_average_of_checkpoints_is_the_decoder_of_the_average_weights(
-    build, assert_close64, tmp_path, bias_type
+    build, assert_close64, tmp_path, bias_type, average
 ):
     """D4: nothing but weights is averaged, and what follows from them is computed."""
     models = [build(rel_pos_bias_type=bias_type) for _ in range(3)]

@@ -1,0 +1,90 @@
+"""A linear layer of a product, for which autograd keeps the factors alone."""
+
+import torch
+
+
+def gated_linear(
+    layer: torch.nn.Module, x: torch.Tensor, gate: torch.Tensor
+) -> torch.Tensor:
+    """Compute layer(x * gate).
+
+    Where a gradient will be needed, the product that a linear layer would keep for it
+    is computed again instead. A `layer` that is not torch's own, or that something is
+    hooked to, is called as it is.
+
+    Args:
+        layer: Linear layer from V to D features.
+        x: Input. (..., V)
+        gate: Gate, of the same shape. (..., V)
+
+    Returns:
+        : Output. (..., D)
+
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not torch.is_grad_enabled()
+        or not _is_plain(layer)
+    ):
+        return layer(x * gate)
+
+    device = x.device.type
+    # The meta device knows none, and raises.
+    autocast = not x.is_meta and torch.is_autocast_enabled(device)
+
+    if not autocast:
+        return _GatedLinear.apply(x, gate, layer.weight, layer.bias)
+
+    dtype = torch.get_autocast_dtype(device)
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+
+    with torch.autocast(device, enabled=False):
+        return _GatedLinear.apply(x, gate, layer.weight.to(dtype), bias)
+
+
+def _is_plain(layer: torch.nn.Module) -> bool:
+    # Subclasses and replacements (adapters, quantised layers) and hooks (sharded
+    # weights) do something of their own when they are called.
+    return type(layer) is torch.nn.Linear and not (
+        layer._forward_pre_hooks
+        or layer._forward_hooks
+        or layer._backward_pre_hooks
+        or layer._backward_hooks
+    )
+
+
+class _GatedLinear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, gate, weight, bias):
+        return torch.nn.functional.linear((x * gate).to(weight.dtype), weight, bias)
+
+    # Apart from `forward`, or torch.func would refuse the function.
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:3])
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, gate, weight = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        grads = [None] * 4
+
+        if needed[0] or needed[1]:
+            product = torch.matmul(grad, weight).to(
+                torch.promote_types(x.dtype, gate.dtype)
+            )
+            grads[0] = product * gate if needed[0] else None
+            grads[1] = product * x if needed[1] else None
+
+        rows = grad.reshape(-1, grad.size(-1))
+
+        if needed[2]:
+            product = (x * gate).to(grad.dtype)
+            grads[2] = torch.mm(rows.t(), product.reshape(-1, product.size(-1)))
+
+        if needed[3]:
+            grads[3] = rows.sum(0)
+
+        return tuple(grads)
