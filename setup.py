@@ -40,11 +40,13 @@ def read_version():
     return re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)[1]
 
 
+plot = ["matplotlib"]
+export = ["onnx", "onnxruntime", "onnxscript"]
 recipe = [
+    *plot,
     "PyYAML",
     "editdistance",
     "jiwer",
-    "matplotlib",
     "soundfile",
     # ESPnet's trainer imports it whatever the options.
     "tensorboard",
@@ -60,6 +62,24 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
+    author="The espnet_mega_bias developers",
+    keywords=["speech recognition", "ESPnet", "transducer", "RNN-T", "MEGA", "EMA"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Multimedia :: Sound/Audio :: Speech",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    project_urls={
+        "Paper (MEGA)": "https://arxiv.org/abs/2209.10655",
+        "ESPnet": "https://github.com/espnet/espnet",
+    },
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["espnet_mega_bias", "espnet_mega_bias.*"]),
     # On its own, so that a start of Python does not search a package's folder too.
@@ -69,6 +89,7 @@ setup(
     package_dir={"": "."},
     install_requires=[
         "espnet>=202511",
+        "packaging",
         "typeguard",
         # torchaudio's wheels load beside the torch that they were built for, and from
         # 2.11.1 on beside torch 2.13 and newer. ESPnet 202511 leaves both open.
@@ -78,10 +99,25 @@ setup(
         'torchaudio>=2.11,<2.12; python_version >= "3.12"',
     ],
     extras_require={
+        "plot": plot,
+        "export": export,
         "recipe": recipe,
         "egs3": egs3,
-        # The last two build the package for the tests that install it.
-        "test": [*egs3, "hypothesis", "pytest", "ruff", "setuptools>=64", "wheel"],
+        # From `build` on, for the tests that build and install the package.
+        "test": [
+            *egs3,
+            *export,
+            "hypothesis",
+            "pytest",
+            "ruff",
+            "build",
+            "setuptools>=69.5",
+            "twine",
+            "wheel",
+        ],
+    },
+    entry_points={
+        "console_scripts": ["espnet-mega-bias=espnet_mega_bias.bin.main:main"]
     },
     cmdclass={"build_py": BuildWithStartupFiles},
 )

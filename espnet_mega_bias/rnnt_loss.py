@@ -6,6 +6,8 @@ from importlib import metadata
 
 import torch
 
+from espnet_mega_bias.torchaudio_release import torchaudio_pip_line
+
 # torchaudio's kernels count elements in 32 bits.
 MAX_ELEMENTS = 2**31 - 1
 
@@ -293,7 +295,7 @@ def _load_rnnt_loss() -> Callable[..., torch.Tensor]:
             "the Transducer loss needs torchaudio, and "
             f"torchaudio {_installed_version('torchaudio')} does not load beside torch "
             f"{torch.__version__} ({type(exc).__name__}: {exc}). Mend it with: "
-            f"pip install '{_matching_torchaudio()}'"
+            f"{torchaudio_pip_line(torch.__version__)}"
         ) from exc
 
     return rnnt_loss
@@ -304,10 +306,3 @@ def _installed_version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-def _matching_torchaudio() -> str:
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-
-    # torchaudio 2.11.1 is built against torch 2.13, and runs on later ones too.
-    return "torchaudio==2.11.1" if (major, minor) >= (2, 13) else "torchaudio==2.11.0"

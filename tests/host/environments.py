@@ -15,7 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "CHANGELOG.md",
+    "CITATION.cff",
     "LICENSE",
+    "Makefile",
     "MANIFEST.in",
     "README.md",
     "espnet_mega_bias",

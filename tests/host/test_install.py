@@ -67,7 +67,9 @@ def test_a_new_process_has_the_hook_and_its_own_copy_of_the_package(installed):
 
 
 def test_only_the_package_is_installed(installed):
-    names = {name.split("/")[0] for name in record(installed)}
+    commands = {"../../../bin/espnet-mega-bias"}
+    names = {name.split("/")[0] for name in record(installed) - commands}
+    assert commands <= record(installed)
     unexpected = {
         name
         for name in names
@@ -82,6 +84,15 @@ def test_the_distribution_has_the_packages_version(installed):
         "print(m.__version__ == i.version('espnet-mega-bias'))"
     )
     assert installed.output(code) == "True"
+
+
+def test_the_command_is_installed_and_helps(installed):
+    command = [installed.folder / "bin" / "espnet-mega-bias", "--help"]
+
+    said = subprocess.check_output(command, text=True, cwd=installed.folder)
+
+    for name in ("doctor", "plot", "convert", "export", "explain"):
+        assert f"    {name} " in said
 
 
 def test_the_switch_keeps_the_hook_out(installed):

@@ -1,0 +1,1 @@
+"""Command-line entry points: they read options and print; `tools` does the work."""

@@ -1,0 +1,1 @@
+"""What the command `espnet-mega-bias` does, for use from Python too."""
