@@ -5,7 +5,6 @@ VENV ?= .venv
 PYTHON ?=
 ARGS ?=
 
-export OMP_NUM_THREADS ?= 1
 # matplotlib and others keep their caches there, and NLTK what it downloads as soon as
 # ESPnet 202511 imports g2p_en
 export XDG_CACHE_HOME := $(CURDIR)/$(VENV)/cache
@@ -15,11 +14,17 @@ export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SETUP_FILES := setup.py pyproject.toml MANIFEST.in $(wildcard startup/*)
-RECIPE := egs/mini_an4/asr_transducer1
+DEMO := egs/mini_an4/asr_transducer1
+AN4 := egs/an4/asr_transducer1
+FSDD := egs/fsdd/asr_transducer1
 
 help:
 	@echo 'make demo    train and decode mini_an4, print the table of error rates'
-	@echo '             (ARGS="--stage 5": options for $(RECIPE)/run.sh)'
+	@echo '             (ARGS="--stage 5": options for $(DEMO)/run.sh)'
+	@echo 'make an4     train and decode AN4, print the table of error rates; it says first'
+	@echo '             how long that takes (ARGS="--archive FILE": the corpus is there)'
+	@echo 'make fsdd    train and decode digit strings of FSDD, from audio, likewise'
+	@echo '             (ARGS="--test_speaker theo": options for $(FSDD)/run.sh)'
 	@echo 'make test    ruff and pytest (ARGS="-k bias": options for pytest)'
 	@echo 'make clean   remove what the recipes, builds and tests wrote'
 	@echo 'make distclean   the same, and $(VENV)'
@@ -76,8 +81,17 @@ endef
 
 demo:
 	$(call install,recipe)
-	@$(RECIPE)/run.sh --python '$(VENV)/bin/python' --max_train_wer 0 $(ARGS)
+	@$(DEMO)/run.sh --python '$(VENV)/bin/python' --max_train_wer 0 $(ARGS)
 
+an4:
+	$(call install,recipe)
+	@$(AN4)/run.sh --python '$(VENV)/bin/python' $(ARGS)
+
+fsdd:
+	$(call install,recipe)
+	@$(FSDD)/run.sh --python '$(VENV)/bin/python' $(ARGS)
+
+test: export OMP_NUM_THREADS ?= 1
 test:
 	$(call install,test)
 	'$(VENV)/bin/python' -m ruff check .
@@ -86,10 +100,10 @@ test:
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
-	rm -rf egs/*/*/data egs/*/*/downloads egs/*/*/dump egs/*/*/exp egs/*/*/logs
+	rm -rf egs/*/*/data egs/*/*/downloads egs/*/*/dump egs/*/*/exp egs/*/*/logs egs/*/*/work
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean
 	rm -rf '$(VENV)'
 
-.PHONY: help demo test clean distclean
+.PHONY: help demo an4 fsdd test clean distclean

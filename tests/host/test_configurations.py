@@ -1,11 +1,15 @@
 """Every YAML under conf/, through ESPnet's own parser and model builder."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from espnet2.asr_transducer.beam_search_transducer import BeamSearchTransducer
+from espnet2.asr_transducer.decoder.mega_decoder import MEGADecoder
+from espnet2.asr_transducer.decoder.rnn_decoder import RNNDecoder
+from espnet2.asr_transducer.decoder.stateless_decoder import StatelessDecoder
 from espnet2.bin.asr_transducer_inference import get_parser
 from espnet2.tasks.asr_transducer import ASRTransducerTask
 
@@ -13,10 +17,17 @@ import espnet_mega_bias
 
 pytestmark = pytest.mark.host
 
-CONF = Path(__file__).parents[2] / "conf"
-TRAINING = sorted(CONF.glob("train_*.yaml"))
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+TRAINING = sorted([*CONF.glob("train_*.yaml"), *ROOT.glob("egs/*/*/conf/train_*.yaml")])
 DECODING = sorted(CONF.glob("decode_*.yaml"))
 
+DECODERS = {
+    "mega_bias": espnet_mega_bias.MEGABiasDecoder,
+    "mega": MEGADecoder,
+    "rnn": RNNDecoder,
+    "stateless": StatelessDecoder,
+}
 TOKENS = ["<blank>", "<unk>", "<space>", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "<sos/eos>"]
 
 
@@ -59,9 +70,7 @@ def test_training_configuration_builds_and_takes_a_step(parse, path):
     conf = yaml.safe_load(path.read_text())
     model = ASRTransducerTask.build_model(parse(path))
 
-    assert conf["decoder"] == "mega_bias"
-    assert type(model.decoder) is espnet_mega_bias.MEGABiasDecoder
-    assert model.decoder.chunk_size == conf["decoder_conf"].get("chunk_size", -1)
+    assert type(model.decoder) is DECODERS[conf["decoder"]]
 
     loss, _, _ = model(
         torch.randn(2, 16000),
@@ -72,7 +81,34 @@ def test_training_configuration_builds_and_takes_a_step(parse, path):
     loss.backward()
 
     assert loss.isfinite()
-    assert model.decoder.mega_blocks[0][0].rel_pos_bias.alpha.grad.abs().max() > 0
+    if conf["decoder"] == "mega_bias":
+        assert model.decoder.chunk_size == conf["decoder_conf"].get("chunk_size", -1)
+        bias = model.decoder.mega_blocks[0][0].rel_pos_bias
+        assert all(p.grad.abs().max() > 0 for p in bias.parameters())
+
+
+def test_compared_trainings_differ_in_the_decoder_alone():
+    folder = ROOT / "egs" / "an4" / "asr_transducer1"
+    script = (folder / "compare.sh").read_text()
+    trainings = re.findall(r"--training (\w+):(\d+)", script)
+    names = {name for name, _ in trainings}
+    confs = {
+        path.stem: yaml.safe_load(path.read_text())
+        for path in folder.glob("conf/train_*.yaml")
+    }
+    decoders = {
+        name: (conf.pop("decoder"), conf.pop("decoder_conf"))
+        for name, conf in confs.items()
+    }
+
+    assert names == confs.keys()
+    assert len(set(trainings)) == len(trainings)
+    assert all(conf == confs["train_rnn"] for conf in confs.values())
+    kind, ours = decoders["train_mega_bias_rotary"]
+    assert (kind, ours["rel_pos_bias_type"]) == ("mega_bias", "rotary")
+    assert decoders["train_mega_rotary"] == ("mega", ours)
+    simple = {**ours, "rel_pos_bias_type": "simple"}
+    assert decoders["train_mega_bias_simple"] == ("mega_bias", simple)
 
 
 @pytest.mark.parametrize("path", DECODING, ids=lambda path: path.stem)
@@ -87,7 +123,10 @@ def test_decoding_configuration_searches(parse, path):
             "wav.scp,speech,sound",
         ]
     )
-    assert f"decode_{args.beam_search_config['search_type']}" == path.stem
+    search_type, *window = path.stem.removeprefix("decode_").split("_streaming_")
+    assert args.beam_search_config["search_type"] == search_type
+    assert args.streaming == bool(window)
+    assert window in ([], [str(args.decoding_window)])
 
     model = ASRTransducerTask.build_model(parse(CONF / "train_mini_an4_mega_bias.yaml"))
     search = BeamSearchTransducer(

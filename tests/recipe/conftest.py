@@ -1,43 +1,72 @@
-"""Fixtures: mini_an4's archive, and the modules of the ESPnet2 recipe."""
+"""Fixtures: mini_an4's archive, and the modules that the recipes share."""
 
-import importlib.util
+import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EGS = Path(__file__).resolve().parents[2] / "egs" / "mini_an4"
-
-
-def load_module(path):
-    """Import a script by its path, under a name that no other module has."""
-    name = f"mini_an4_{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+EGS = Path(__file__).resolve().parents[2] / "egs"
+TEMPLATE = EGS / "TEMPLATE"
 
 
 @pytest.fixture(scope="session")
-def recipe_dir():
-    return EGS / "asr_transducer1"
+def import_from():
+    """Return a function that imports a module from a folder, beside others."""
+
+    def load(folder, name, *more):
+        before = set(sys.modules)
+        folders = [str(path) for path in (folder, *more, TEMPLATE)]
+        sys.path[:0] = folders
+        try:
+            return importlib.import_module(name)
+        finally:
+            del sys.path[: len(folders)]
+            # The recipes have modules of the same names.
+            for found in set(sys.modules) - before:
+                if not found.startswith("recipe") and str(EGS) in str(
+                    getattr(sys.modules[found], "__file__", "")
+                ):
+                    del sys.modules[found]
+
+    return load
 
 
 @pytest.fixture(scope="session")
-def corpus(recipe_dir):
-    # the scripts import each other by name, and so share corpus.CorpusError
-    folders = [str(EGS / "local"), str(recipe_dir / "local")]
-    sys.path[:0] = folders
-    yield importlib.import_module("corpus")
-    for folder in folders:
-        sys.path.remove(folder)
+def local(import_from):
+    """Return a function that imports a tool of the recipes."""
+    return lambda name: import_from(TEMPLATE, f"recipe.{name}")
+
+
+def command(name, arguments):
+    return {
+        "args": [sys.executable, "-m", f"recipe.{name}", *map(str, arguments)],
+        "env": {**os.environ, "PYTHONPATH": str(TEMPLATE)},
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
 
 
 @pytest.fixture(scope="session")
-def local(corpus, recipe_dir):
-    """Return a function that imports a script of asr_transducer1/local."""
-    return lambda name: load_module(recipe_dir / "local" / f"{name}.py")
+def run_tool():
+    """Return a function that runs a tool of the recipes in a new process."""
+    return lambda name, *arguments: subprocess.run(
+        **command(name, arguments), check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def start_tool():
+    """Return a function that starts a tool of the recipes in a new process."""
+    return lambda name, *arguments: subprocess.Popen(**command(name, arguments))
+
+
+@pytest.fixture(scope="session")
+def corpus(import_from):
+    return import_from(EGS / "mini_an4" / "local", "corpus")
 
 
 @pytest.fixture(scope="session")
@@ -45,5 +74,5 @@ def archive(corpus, tmp_path_factory):
     """The archive of the installed ESPnet, else of the wheel that pip fetches."""
     try:
         return corpus.fetch_archive(tmp_path_factory.mktemp("archive"))
-    except corpus.CorpusError as error:
+    except corpus.RecipeError as error:
         pytest.skip(f"the installed ESPnet has no mini_an4, and {error}")

@@ -1,8 +1,5 @@
-"""asr_transducer1/local/check.py: what is told before any long work begins."""
+"""recipe.check: what is told before any long work begins."""
 
-import importlib.util
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -161,114 +158,46 @@ def test_names_what_is_wrong_in_a_token_list(check, write_data, tokens, message)
         check.check_train_config(TRAIN_CONFIG, path, texts)
 
 
-@pytest.mark.parametrize(
-    ("present", "environment", "message"),
-    [
-        (False, None, r"not installed in .*pip install 'espnet-mega-bias\[recipe\]'"),
-        (True, "0", "ESPNET_MEGA_BIAS_AUTOLOAD=0 switches it off"),
-        (True, None, "start-up file .* is missing or failed; pip install --force"),
-    ],
-)
-def test_says_why_the_decoder_is_not_registered(
-    check, monkeypatch, present, environment, message
-):
+def test_a_decoder_that_is_not_registered_is_the_doctors_case(check, monkeypatch):
     from espnet2.tasks.asr_transducer import decoder_choices
 
     monkeypatch.delitem(decoder_choices.classes, "mega_bias")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name: find_spec(name) if name != "espnet_mega_bias" or present else None,
-    )
-    if environment is None:
-        monkeypatch.delenv("ESPNET_MEGA_BIAS_AUTOLOAD", raising=False)
-    else:
-        monkeypatch.setenv("ESPNET_MEGA_BIAS_AUTOLOAD", environment)
 
-    with pytest.raises(check.CheckError, match=f"the decoder mega_bias: .*{message}"):
+    with pytest.raises(check.CheckError, match=r"does not know mega_bias; .*doctor"):
         check.check_train_config(TRAIN_CONFIG, None, [])
 
 
-@pytest.mark.parametrize(
-    ("torch_version", "pip_line"),
-    [
-        ("2.11.0", "pip install 'torchaudio==2.11.0'"),
-        ("2.11.1+cpu", "pip install 'torchaudio==2.11.0'"),
-        ("2.13.0", "pip install 'torchaudio==2.11.1'"),
-        ("2.14.1+cu130", "pip install 'torchaudio==2.11.1'"),
-        ("2.12.0", "pip install 'torch==2.11.0' 'torchaudio==2.11.0'"),
-        ("2.9.1+cpu", "pip install 'torchaudio==2.9.1'"),
-    ],
-)
-def test_knows_the_torchaudio_for_a_torch(check, torch_version, pip_line):
-    assert check.torchaudio_pip_line(torch_version) == pip_line
+# The installation: each check is the doctor's (tests/tools/test_installation.py)
+
+
+def test_this_installation_is_enough(check):
+    check.check_installation()
+
+
+def test_the_package_itself_may_be_missing(check, monkeypatch):
+    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(check.CheckError, match=r"espnet-mega-bias is not installed in"):
+        check.check_installation()
 
 
 def test_a_torchaudio_that_does_not_load_is_named_with_both_versions(
     check, monkeypatch
 ):
-    versions = {"torch": "2.11.0", "torchaudio": "2.11.1"}
-    monkeypatch.setattr(check, "installed", versions.get)
-    broken = types.ModuleType("torchaudio")
+    """D7."""
+    from espnet_mega_bias.tools import probes
 
-    def undefined_symbol(name):
+    def broken():
         raise OSError("_torchaudio.so: undefined symbol: aoti_torch_abi")
 
-    broken.__getattr__ = undefined_symbol
-    monkeypatch.setitem(sys.modules, "torchaudio", broken)
+    monkeypatch.setattr(probes, "load_torchaudio", broken)
 
     with pytest.raises(
         check.CheckError,
-        match=r"torchaudio 2\.11\.1 does not work beside torch 2\.11\.0 "
-        r"\(.*undefined symbol.*\); pip install 'torchaudio==2\.11\.0'",
+        match=r"torchaudio: \S+ does not load beside torch \S+ \(OSError: .*undefined "
+        r"symbol.*; pip install .*torchaudio",
     ):
-        check.check_torchaudio()
-
-
-def test_the_installed_torchaudio_works(check):
-    check.check_torchaudio()
-
-
-@pytest.mark.parametrize(
-    ("versions", "message"),
-    [
-        (
-            {"torch": "2.14.1"},
-            r"2\.14\.1 .*without torchaudio; .*'torchaudio==2\.11\.1'",
-        ),
-        ({}, r"torch is not installed.*'espnet-mega-bias\[recipe\]'"),
-    ],
-)
-def test_says_what_to_install_where_torch_or_torchaudio_is_missing(
-    check, monkeypatch, versions, message
-):
-    monkeypatch.setattr(check, "installed", versions.get)
-
-    with pytest.raises(check.CheckError, match=message):
-        check.check_torchaudio()
-
-
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        (None, "ESPnet is not installed"),
-        ("202509", "202509 is too old, 202511 is the oldest"),
-        ("0.10.6", "0.10.6 is too old"),
-    ],
-)
-def test_wants_an_espnet_that_is_new_enough(check, monkeypatch, version, message):
-    monkeypatch.setattr(check, "installed", {"espnet": version}.get)
-
-    with pytest.raises(check.CheckError, match=message):
-        check.check_espnet()
-
-
-@pytest.mark.parametrize("version", ["202511", "202511.post1", "202703"])
-def test_takes_the_oldest_espnet_and_later_ones(check, monkeypatch, version):
-    monkeypatch.setattr(check, "installed", {"espnet": version}.get)
-
-    assert check.check_espnet() == version
+        check.check_installation()
 
 
 def test_names_the_modules_that_are_missing(check, monkeypatch):
@@ -276,6 +205,33 @@ def test_names_the_modules_that_are_missing(check, monkeypatch):
 
     with pytest.raises(
         check.CheckError,
-        match=r"missing: no_such_module; .*'espnet-mega-bias\[recipe\]'",
+        match=r"missing: no_such_module; pip install 'espnet-mega-bias\[recipe\]'",
     ):
-        check.check_modules()
+        check.check_installation()
+
+
+def test_a_streaming_yaml_is_tried_on_the_encoder(check, write_config):
+    streaming = CONF / "decode_default_streaming_640.yaml"
+    model, _ = check.check_train_config(TRAIN_CONFIG, None, [])
+
+    with pytest.raises(
+        check.CheckError, match=f"{streaming}: .*not trained for stream"
+    ):
+        check.check_decode_config(streaming, model)
+
+    conf = yaml.safe_load(TRAIN_CONFIG.read_text())["encoder_conf"]
+    conf["main_conf"] = {"dynamic_chunk_training": True}
+    for hop, remark in ((128, None), (160, "loses 1 of 16 encoder frames")):
+        config = write_config(encoder_conf=conf, frontend_conf={"hop_length": hop})
+        model, _ = check.check_train_config(config, None, [])
+        found = check.check_decode_config(streaming, model)
+        assert found is None if remark is None else remark in found
+
+
+def test_alsd_does_not_stream(check, tmp_path):
+    model, _ = check.check_train_config(TRAIN_CONFIG, None, [])
+    config = tmp_path / "decode.yaml"
+    config.write_text("streaming: true\nbeam_search_config: {search_type: alsd}\n")
+
+    with pytest.raises(check.CheckError, match="ALSD is not available in streaming"):
+        check.check_decode_config(config, model)

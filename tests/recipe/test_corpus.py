@@ -23,6 +23,9 @@ SETS = {
     "test": ["fcaw-cen8-b", "mmxg-cen8-b"],
 }
 TRAIN = "an4/etc/an4_train.transcription"
+PREPARE = (
+    Path(__file__).parents[2] / "egs" / "mini_an4" / "asr_transducer1/local/prepare.py"
+)
 AUDIO = "an4/wav/an4_clstk/fbbh/cen8-fbbh-b.sph"
 
 
@@ -118,7 +121,7 @@ def test_refuses_a_broken_archive_and_writes_nothing(corpus, archive, tmp_path, 
     bad = tmp_path / "bad.tar.gz"
     bad.write_bytes(broken(archive.read_bytes(), how))
 
-    with pytest.raises(corpus.CorpusError, match=r"bad\.tar\.gz is broken"):
+    with pytest.raises(corpus.RecipeError, match=r"bad\.tar\.gz is broken"):
         corpus.fetch_archive(tmp_path / "data", bad)
 
     assert everything_in(tmp_path / "data") == []
@@ -162,7 +165,7 @@ def test_names_the_wheel_that_lacks_the_archive(corpus, tmp_path):
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("espnet2/__init__.py", "")
 
-    with pytest.raises(corpus.CorpusError, match=r"espnet-202511\.whl has no egs3/"):
+    with pytest.raises(corpus.RecipeError, match=r"espnet-202511\.whl has no egs3/"):
         corpus.fetch_archive(tmp_path / "data", wheel)
 
     assert everything_in(tmp_path / "data") == []
@@ -171,7 +174,7 @@ def test_names_the_wheel_that_lacks_the_archive(corpus, tmp_path):
 def test_names_what_another_archive_lacks(corpus, tmp_path):
     other = make_archive(tmp_path / "other.tar.gz", {"downloads/a": b"a"})
 
-    with pytest.raises(corpus.CorpusError, match=r"not mini_an4.*an4_train\.transcri"):
+    with pytest.raises(corpus.RecipeError, match=r"not mini_an4.*an4_train\.transcri"):
         corpus.fetch_archive(tmp_path / "data", other)
 
 
@@ -179,7 +182,7 @@ def test_a_failed_download_says_what_pip_said(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "_installed_archive", lambda: None)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
-    with pytest.raises(corpus.CorpusError, match=r"--archive.*espnet==202611"):
+    with pytest.raises(corpus.RecipeError, match=r"--archive.*espnet==202611"):
         corpus.fetch_archive(tmp_path)
 
     assert everything_in(tmp_path) == []
@@ -223,7 +226,7 @@ def test_unpacks_nothing_outside_its_folder(corpus, archive, tmp_path, name):
     root.mkdir()
     bad = make_archive(tmp_path / "bad.tar.gz", {**members, name: b"evil"})
 
-    with pytest.raises(corpus.CorpusError, match="cannot be unpacked"):
+    with pytest.raises(corpus.RecipeError, match="cannot be unpacked"):
         corpus.extract(bad, root / "deep" / "corpus")
 
     assert everything_in(root) == ["deep"]
@@ -233,7 +236,7 @@ def test_unpacks_nothing_outside_its_folder(corpus, archive, tmp_path, name):
 def test_names_the_utterance_without_audio(corpus, corpus_dir):
     (corpus_dir / AUDIO).unlink()
 
-    with pytest.raises(corpus.CorpusError, match=r"fbbh-cen8-b has no audio.*missing"):
+    with pytest.raises(corpus.RecipeError, match=r"fbbh-cen8-b has no audio.*missing"):
         corpus.splits(corpus_dir)
 
 
@@ -264,7 +267,7 @@ def write_audio(path, kind):
 def test_names_the_utterance_with_bad_audio(corpus, corpus_dir, kind, message):
     write_audio(corpus_dir / AUDIO, kind)
 
-    with pytest.raises(corpus.CorpusError, match=f"fbbh-cen8-b .*{message}"):
+    with pytest.raises(corpus.RecipeError, match=f"fbbh-cen8-b .*{message}"):
         corpus.splits(corpus_dir)
 
 
@@ -287,14 +290,14 @@ def test_names_the_utterance_with_bad_audio(corpus, corpus_dir, kind, message):
 def test_names_the_bad_line_of_a_transcription(corpus, corpus_dir, new, message):
     edit_transcription(corpus_dir, "<s> START </s> (an152-mwhw-b)", new)
 
-    with pytest.raises(corpus.CorpusError, match=message):
+    with pytest.raises(corpus.RecipeError, match=message):
         corpus.splits(corpus_dir)
 
 
 def test_needs_an_utterance_to_train_on(corpus, corpus_dir):
     (corpus_dir / TRAIN).write_text("<s> YES </s> (an251-fash-b)\n")
 
-    with pytest.raises(corpus.CorpusError, match="no utterance for the train set"):
+    with pytest.raises(corpus.RecipeError, match="no utterance for the train set"):
         corpus.splits(corpus_dir)
 
 
@@ -310,11 +313,11 @@ def small_device(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_device_leaves_nothing_behind(recipe_dir, archive, small_device):
+def test_a_full_device_leaves_nothing_behind(archive, small_device):
     result = subprocess.run(
         [
             sys.executable,
-            recipe_dir / "local" / "prepare.py",
+            PREPARE,
             *("--datadir", small_device / "data"),
             *("--archive", archive),
         ],
@@ -347,7 +350,7 @@ def test_a_device_that_fills_while_unpacking_keeps_the_earlier_corpus_out(
     monkeypatch.setattr(tarfile, "copyfileobj", fill_up)
     target = tmp_path / "corpus"
 
-    with pytest.raises(corpus.CorpusError, match=f"no space left .* {target}$"):
+    with pytest.raises(corpus.RecipeError, match=f"no space left .* {target}$"):
         corpus.extract(archive, target)
 
     assert len(written) == 5

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
+import yaml
+from espnet2.bin.asr_transducer_inference import Speech2Text
 
-RECIPE = Path(__file__).resolve().parents[2] / "egs" / "mini_an4" / "esp2_asr"
+EGS = Path(__file__).resolve().parents[2] / "egs"
+RECIPE, TEMPLATE = EGS / "mini_an4" / "esp2_asr", EGS / "TEMPLATE"
 WORDS = {
     "train": {
         "fash-an253-b": "GO",
@@ -89,11 +93,12 @@ def first_run(tmp_path_factory):
 @pytest.fixture
 def recipe_modules(monkeypatch):
     """Import from the recipe as run.py does, and forget it afterwards."""
+    monkeypatch.syspath_prepend(str(TEMPLATE))
     monkeypatch.syspath_prepend(str(RECIPE))
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:
-        if name.split(".")[0] in {"src", "dataset", "mini_an4_corpus"}:
+        if name.split(".")[0] in {"dataset", "mini_an4_corpus"}:
             del sys.modules[name]
 
 
@@ -135,7 +140,7 @@ def system(tmp_path, recipe_modules, monkeypatch):
         for role in ("training", "inference")
     }
     run_utils.resolve_loaded_configs(*configs.values())
-    return recipe_modules("src.system").MiniAn4System(**configs)
+    return recipe_modules("esp2_asr.system").RecipeSystem(**configs)
 
 
 @needs_espnet3
@@ -185,12 +190,25 @@ def test_a_packed_model_decodes_alone(first_run, tmp_path):
     audio = tmp_path / "speech.sph"
     recorded = "downloads/mini_an4/an4/wav/an4_clstk/mwhw/cen8-mwhw-b.sph"
     shutil.copyfile(folder / recorded, audio)
+    inference = yaml.safe_load((pack / "conf/inference.yaml").read_text())
+    model = Speech2Text(
+        str(folder / "exp/config.yaml"),
+        str(folder / "exp/last.ckpt"),
+        bpemodel=str(folder / "data/bpe_30/bpe.model"),
+        # that of the run that packed last
+        beam_search_config=inference["model"].get("beam_search_config"),
+    )
+    best = model(soundfile.read(audio)[0])[0]
     moved = folder.with_name("moved")
     folder.rename(moved)  # nothing of the first run is to be found any more
     try:
         script = (
-            "import sys; from espnet3.publication.inference_model import InferenceModel"
-            "; print('TEXT', InferenceModel.from_packed(sys.argv[1])(sys.argv[2]))"
+            "import sys, soundfile"
+            "; from espnet3.publication.inference_model import InferenceModel"
+            "; model = InferenceModel.from_packed(sys.argv[1])"
+            "; print('TEXT', model(sys.argv[2]))"
+            "; *_, best = model.model(soundfile.read(sys.argv[2])[0])[0]"
+            "; print('BEST', best.yseq, float(best.score))"
         )
         result = subprocess.run(
             [sys.executable, "-c", script, pack, audio],
@@ -203,6 +221,7 @@ def test_a_packed_model_decodes_alone(first_run, tmp_path):
         moved.rename(folder)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "'text': 'ELEVEN SEVENTEEN FIFTY ONE'" in result.stdout
+    assert f"BEST {best.yseq} {float(best.score)}\n" in result.stdout
 
 
 @needs_espnet3
@@ -244,7 +263,7 @@ def test_an_espnet_without_espnet3_is_told_in_one_line(tmp_path):
 )
 def test_names_a_misspelt_key_and_the_known_ones(system, recipe_modules, section, key):
     omegaconf = recipe_modules("omegaconf")
-    check = recipe_modules("src.system").check_model_keys
+    check = recipe_modules("esp2_asr.system").check_model_keys
     config = system.training_config
     check(config.task, config.model)  # the recipe's own keys are fine
     omegaconf.OmegaConf.update(config, f"{section}.{key}", 1, force_add=True)
@@ -254,7 +273,7 @@ def test_names_a_misspelt_key_and_the_known_ones(system, recipe_modules, section
 
 @needs_espnet3
 def test_lists_the_decoders_where_the_chosen_one_is_unknown(system, recipe_modules):
-    check = recipe_modules("src.system").check_model_keys
+    check = recipe_modules("esp2_asr.system").check_model_keys
     system.training_config.model.decoder = "giga_bias"
     with pytest.raises(ValueError, match=r"mega_bias.*giga_bias"):
         check(system.training_config.task, system.training_config.model)
@@ -371,8 +390,12 @@ def test_items_hold_the_recording_and_its_words(dataset_module, places, split):
     ("line", "error", "message"),
     [
         ("u1\t{audio}\t ", ValueError, "line 2: utterance u1 has an empty transcript"),
-        ("u1\t{audio}.no\tGO", FileNotFoundError, "utterance u1 has no audio: .*no is"),
-        ("u1 {audio} GO", ValueError, "line 2: wanted name, audio file and words"),
+        (
+            "u1\t{audio}.no\tGO",
+            FileNotFoundError,
+            "utterance u1 has no recording: .*no is",
+        ),
+        ("u1 {audio} GO", ValueError, "line 2: wanted name, recording and words"),
     ],
 )
 def test_names_the_bad_line_of_a_manifest(dataset_module, places, line, error, message):

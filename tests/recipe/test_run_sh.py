@@ -1,5 +1,6 @@
 """egs/mini_an4/asr_transducer1/run.sh, with ESPnet's real commands on a tiny model."""
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_SH = ROOT / "egs" / "mini_an4" / "asr_transducer1" / "run.sh"
+STAGES = ROOT / "egs/TEMPLATE/asr_transducer1/asr_transducer.sh"
 EPOCH = re.compile(r"^  epoch (\d+)/6: loss ([\d.]+) on train", re.MULTILINE)
 
 
@@ -37,7 +39,7 @@ def run(*arguments, cwd=None):
 def test_help_names_every_option():
     result = run("--help")
 
-    options = re.findall(r"^    (--[a-z_]+)\)", RUN_SH.read_text(), re.MULTILINE)
+    options = re.findall(r"^    (--[a-z_]+)\)", STAGES.read_text(), re.MULTILINE)
     assert result.returncode == 0
     assert len(options) > 5
     assert [option for option in options if f"  {option} " not in result.stdout] == []
@@ -55,6 +57,18 @@ def test_help_names_every_option():
         (["--python", "no/such/python"], "no such Python: {cwd}/no/such/python"),
         (["--archive", "a.tar.gz"], "no such file: {cwd}/a.tar.gz"),
         (["--train_config", "t.yaml"], "no such file: {cwd}/t.yaml"),
+        (["--token_type", "phn"], "--token_type is char, word or bpe, not 'phn'"),
+        (["--nbpe", "many"], "a whole number is needed, not 'many'"),
+        (["--stream_seconds", "1h"], "a whole number is needed, not '1h'"),
+        (
+            ["--decode_sets", "test", "--max_train_wer", "0"],
+            "--max_train_wer: train is not decoded",
+        ),
+        (
+            ["--pack", "/a/model.rar"],
+            "--pack: a packed model ends in .zip, .tar, .tar.gz or .tgz, not "
+            "'/a/model.rar'",
+        ),
         (["--expdir", "a,b"], "ESPnet cannot take a comma in --datadir or --expdir"),
     ],
 )
@@ -163,6 +177,9 @@ def test_the_results_are_there_and_shown(tiny, resumed):
     counts = {"train": "4", "valid": "1", "test": "2"}
     assert rows == [(s, n, c) for s in ("default", "maes") for n, c in counts.items()]
     assert results in resumed.stdout
+    facts = json.loads((expdir / "results.json").read_text())
+    assert (facts["decoder"], facts["epochs"]) == ("mega_bias", 6)
+    assert facts["searches"]["maes"]["sets"]["train"]["words"] == 11
     for picture in ("loss", "bias"):
         path = expdir / "train" / "images" / f"{picture}.png"
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -174,7 +191,7 @@ def test_the_search_benchmark_decodes_with_the_model(tiny, resumed):
     folder, _ = tiny
     (model,) = (folder / "exp").rglob("latest.pth")
     script = ROOT / "benchmarks" / "bench_search.py"
-    options = ["--train", model.parent, "--wav_scp", folder / "data/all/wav.scp"]
+    options = ["--train", model.parent, "--wav_scp", folder / "exp/default/wav.scp"]
 
     printed = subprocess.check_output(
         [sys.executable, script, "--smoke", *options], text=True, env=environment()
@@ -214,7 +231,6 @@ def test_a_finished_stage_is_not_run_again(tiny, resumed):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_only_what_depends_on_a_changed_file_is_run_again(tiny, resumed):
     folder, options = tiny
     text = "# again\n" + (folder / "maes.yaml").read_text()
@@ -229,6 +245,7 @@ def test_only_what_depends_on_a_changed_file_is_run_again(tiny, resumed):
     assert "  fash-an253-b: " in again.stdout
 
 
+@pytest.mark.slow
 def test_a_limit_that_was_not_reached_fails(tiny, resumed):
     result = run(*tiny[1], "--stage", 6, "--max_train_wer", 0)
 

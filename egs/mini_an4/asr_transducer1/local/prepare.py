@@ -8,36 +8,32 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "local"))
 import corpus
+from recipe.audio import check_audio
+from recipe.datadir import Item, write_set
 
 
 def prepare(datadir: Path, archive: Path | None = None) -> dict[str, int]:
     """Fetch, unpack and list the corpus under `datadir`.
 
     Args:
-        datadir: Gets ``downloads.tar.gz``, ``corpus/``, and ``wav.scp`` and
-            ``text`` in each of ``train/``, ``valid/``, ``test/`` and ``all/``
-            (the three together, to be decoded at once).
+        datadir: Gets ``downloads.tar.gz``, ``corpus/``, and the lists of each set in
+            ``train/``, ``valid/`` and ``test/``.
         archive: As for `corpus.fetch_archive`.
 
     Returns:
         The number of utterances in each set.
 
     Raises:
-        corpus.CorpusError: If the data cannot be had, used or written.
+        RecipeError: If the data cannot be had, used or written.
     """
     fetched = corpus.fetch_archive(datadir, archive)
     sets = corpus.splits(corpus.extract(fetched, datadir / "corpus"))
-    sets["all"] = [
-        utterance for utterances in sets.values() for utterance in utterances
-    ]
     for name, utterances in sets.items():
-        lines = {
-            "wav.scp": [f"{utt.utt_id} {utt.path}\n" for utt in utterances],
-            "text": [f"{utt.utt_id} {utt.text}\n" for utt in utterances],
-        }
-        for file, content in lines.items():
-            with corpus.replacing(datadir / name / file) as partial:
-                partial.write_text("".join(content), encoding="utf-8")
+        items = [
+            Item(utt.utt_id, utt.path, utt.text, check_audio(utt.utt_id, utt.path))
+            for utt in utterances
+        ]
+        write_set(datadir / name, items)
     return {name: len(utterances) for name, utterances in sets.items()}
 
 
@@ -48,7 +44,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         counts = prepare(args.datadir.absolute(), args.archive)
-    except (corpus.CorpusError, OSError) as exc:
+    except (corpus.RecipeError, OSError) as exc:
         print(f"prepare.py: error: {exc}", file=sys.stderr)
         return 1
     print(

@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# Several trainings of one recipe, and one table of them. A recipe's compare.sh calls
+# this with what is its own.
+set -euo pipefail
+
+{ # bash reads this group to its end first: an edit meanwhile does not reach a run
+
+usage() {
+    cat <<USAGE
+Usage: ./compare.sh [options] [-- options for run.sh]
+
+Trains and decodes with run.sh, once for each of
+$(printf '  %s\n' "${trainings[@]}")
+and writes the table of all into $output. What is finished is not run again, an
+interrupted training goes on.
+
+Options:
+  --jobs N         trainings at a time (default $jobs); with more than one, what run.sh
+                   says is in <expdir>/<training>.log
+  --expdir DIR     (default $expdir)
+  --output FILE    (default $output)
+  --python FILE    the Python that has ESPnet (default python3)
+  --help
+$time
+USAGE
+}
+
+die() {
+    echo "compare.sh: error: $*" >&2
+    exit 1
+}
+
+absolute() {
+    case $1 in
+    /*) echo "$1" ;;
+    *) echo "$caller_dir/$1" ;;
+    esac
+}
+
+caller_dir=$PWD
+template=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+recipe=
+title=
+reference=
+trainings=() # CONFIGURATION:SEED
+time=
+notes=
+jobs=1
+expdir=
+output=
+python=python3
+help=false
+while [ $# -gt 0 ]; do
+    case $1 in
+    --help | -h)
+        help=true
+        shift
+        continue
+        ;;
+    --)
+        shift
+        break
+        ;;
+    --recipe | --title | --reference | --training | --time | --notes | --jobs | \
+        --expdir | --output | --python)
+        [ $# -ge 2 ] || die "option $1 needs a value"
+        ;;
+    *) die "unknown option '$1' (--help lists the options)" ;;
+    esac
+    case $1 in
+    --recipe) recipe=$2 ;;
+    --title) title=$2 ;;
+    --reference) reference=$2 ;;
+    --training) trainings+=("$2") ;;
+    --time) time=$2 ;;
+    --notes) notes=$(absolute "$2") ;;
+    --jobs) jobs=$2 ;;
+    --expdir) expdir=$(absolute "$2") ;;
+    --output) output=$(absolute "$2") ;;
+    --python)
+        case $2 in
+        */*) python=$(absolute "$2") ;;
+        *) python=$2 ;;
+        esac
+        ;;
+    esac
+    shift 2
+done
+[ -n "$recipe" ] || die "no --recipe: use the compare.sh of a recipe"
+expdir=${expdir:-$recipe/exp/comparison}
+output=${output:-$recipe/exp/comparison/RESULTS.md}
+if $help; then
+    usage
+    exit 0
+fi
+case $jobs in
+[1-9] | [1-9][0-9]) ;;
+*) die "--jobs is a number from 1 to 99, not '$jobs'" ;;
+esac
+
+train() { # CONFIGURATION:SEED [options for run.sh]
+    local config=${1%:*} seed=${1#*:}
+    shift
+    exec "$recipe/run.sh" --python "$python" --train_config "$recipe/conf/$config.yaml" \
+        --seed "$seed" --expdir "$expdir/${config}_seed$seed" "$@"
+}
+
+[ -z "$time" ] || echo "$time"
+mkdir -p "$expdir"
+if [ "$jobs" -eq 1 ]; then
+    for training in "${trainings[@]}"; do
+        echo "== ${training%:*}, seed ${training#*:}"
+        (train "$training" "$@")
+    done
+else
+    # All of them have the data and the tokens in common.
+    (train "${trainings[0]}" --stop_stage 2 "$@")
+    # Started in the background, run.sh does not see Ctrl-C.
+    trap 'trap "" INT TERM; kill -TERM $(jobs -pr) 2>/dev/null; wait; exit 130' INT TERM
+    failed=0
+    for training in "${trainings[@]}"; do
+        while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n || failed=1; done
+        (
+            name=${training%:*}_seed${training#*:}
+            train "$training" "$@" >"$expdir/$name.log" 2>&1 &
+            child=$!
+            trap 'kill -TERM "$child" 2>/dev/null; wait "$child"; exit 143' TERM
+            echo "$name: started"
+            if wait "$child"; then
+                echo "$name: finished"
+            else
+                echo "$name: failed: $(tail -n 1 "$expdir/$name.log")"
+                exit 1
+            fi
+        ) &
+    done
+    status=0
+    until [ "$status" -eq 127 ]; do # there is none left
+        [ "$status" -eq 0 ] || failed=1
+        status=0
+        wait -n || status=$?
+    done
+    [ "$failed" -eq 0 ] || die "not all trainings came to their end; the same command goes on"
+fi
+
+experiments=()
+for training in "${trainings[@]}"; do
+    experiments+=("$expdir/${training%:*}_seed${training#*:}")
+done
+PYTHONPATH=$template${PYTHONPATH:+:$PYTHONPATH} "$python" -m recipe.compare \
+    --title "$title" --reference "$reference" ${notes:+--notes "$notes"} \
+    --output "$output" --experiments "${experiments[@]}"
+
+exit
+}

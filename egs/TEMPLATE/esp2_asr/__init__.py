@@ -1,0 +1,1 @@
+"""What the recipes in ESPnet3's form share."""

@@ -1,0 +1,250 @@
+"""Put the results of several trainings of one recipe into one table.
+
+compare.py --title NAME --experiments DIR ... --reference CONFIG --output RESULTS.md
+           [--notes FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.files import RecipeError, replacing
+from recipe.score import software_line
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One training, decoded with one search.
+
+    Args:
+        facts: What recipe.score says of the training.
+        search: Name of the search.
+    """
+
+    facts: dict
+    search: str
+
+    @property
+    def name(self) -> str:
+        """The configuration's name."""
+        return Path(self.facts["train_config"]).stem
+
+    @property
+    def seed(self) -> int:
+        """The training's seed."""
+        return self.facts["seed"]
+
+    @property
+    def sets(self) -> dict[str, dict]:
+        """The errors on each set."""
+        return self.facts["searches"][self.search]["sets"]
+
+    def rate(self, name: str, unit: str = "word") -> float:
+        """Return the error rate on a set, in %."""
+        errors = self.sets[name]
+        return 100 * errors[f"{unit}_errors"] / errors[f"{unit}s"]
+
+
+def read(directories: Sequence[Path]) -> list[Outcome]:
+    """Read what recipe.score left in each experiment's folder.
+
+    Raises:
+        RecipeError: If there is nothing in one, or they cannot be compared: other sets,
+            another number of epochs, other versions.
+    """
+    outcomes = []
+    for directory in directories:
+        path = directory / "results.json"
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise RecipeError(f"{path} is missing; stage 6 of run.sh makes it") from exc
+        except ValueError as exc:
+            raise RecipeError(f"{path} is damaged ({exc}); remove it") from exc
+        outcomes += [Outcome(facts, search) for search in facts["searches"]]
+        first = outcomes[0]
+        for what, this, other in (
+            ("epochs", facts["epochs"], first.facts["epochs"]),
+            ("versions", facts["versions"], first.facts["versions"]),
+            ("sets", words(outcomes[-1]), words(first)),
+        ):
+            if this != other:
+                raise RecipeError(
+                    f"{path}: {what} {this}, but {other} in {directories[0]}: "
+                    "the trainings cannot be compared"
+                )
+    return outcomes
+
+
+def words(outcome: Outcome) -> dict[str, int]:
+    """Return how many words were said in each set."""
+    return {name: errors["words"] for name, errors in outcome.sets.items()}
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return a row for each training and search, in Markdown."""
+    sets = list(outcomes[0].sets)
+    columns = ["configuration", "seed", "parameters", "of the decoder", "minutes"]
+    columns += ["search", "real-time factor"]
+    columns += [f"{name} {unit} %" for name in sets for unit in ("WER", "CER")]
+    lines = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    for outcome in outcomes:
+        facts = outcome.facts
+        factor = facts["searches"][outcome.search]["real_time_factor"]
+        cells = [
+            outcome.name,
+            str(outcome.seed),
+            f"{facts['parameters']:,}",
+            f"{facts['decoder_parameters']:,}",
+            f"{facts['minutes']:.0f}",
+            outcome.search,
+            "" if factor is None else f"{factor:.2f}",
+        ]
+        for name in sets:
+            errors = outcome.sets[name]
+            cells.append(f"{outcome.rate(name):.1f} ({errors['word_errors']})")
+            cells.append(f"{outcome.rate(name, 'character'):.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def seeds(outcomes: Sequence[Outcome]) -> str:
+    """Return mean and spread of each configuration with several seeds, in Markdown."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.name, outcome.search), []).append(outcome)
+    lines = []
+    for (name, search), group in groups.items():
+        if len(group) < 2:
+            continue
+        for part in group[0].sets:
+            rates = [outcome.rate(part) for outcome in group]
+            lines.append(
+                f"| {name} | {search} | {part} | {len(rates)} "
+                f"| {statistics.mean(rates):.1f} | {statistics.stdev(rates):.1f} "
+                f"| {min(rates):.1f} to {max(rates):.1f} |"
+            )
+    if not lines:
+        return ""
+    head = "| configuration | search | set | seeds | mean WER % | deviation | range |\n"
+    return head + "|---|---|---|---:|---:|---:|---|\n" + "\n".join(lines) + "\n"
+
+
+def interval(one: dict, other: dict) -> tuple[float, float, float]:
+    """Compare two word error rates on the same utterances.
+
+    A paired bootstrap over utterances (Bisani and Ney, "Bootstrap estimates for
+    confidence intervals in ASR performance evaluation", ICASSP 2004). The number of
+    words of an utterance is not resampled: both rates have the set's words below.
+
+    Args:
+        one: Errors on a set.
+        other: Those that are subtracted.
+
+    Returns:
+        The difference of the rates in %, and the bounds of its 95 % interval.
+    """
+    import numpy as np
+
+    utterances = sorted(one["by_utterance"])
+    differences = np.array(
+        [one["by_utterance"][utt] - other["by_utterance"][utt] for utt in utterances]
+    )
+    draws = np.random.default_rng(0).integers(
+        len(utterances), size=(RESAMPLES, len(utterances))
+    )
+    low, high = np.percentile(differences[draws].sum(axis=1), [2.5, 97.5])
+    scale = 100 / one["words"]
+    return differences.sum() * scale, low * scale, high * scale
+
+
+def differences(outcomes: Sequence[Outcome], reference: str) -> str:
+    """Compare each training with the reference of the same seed and search.
+
+    Raises:
+        RecipeError: If there is no such reference.
+    """
+    references = {(o.seed, o.search): o for o in outcomes if o.name == reference}
+    if not references:
+        raise RecipeError(f"--reference {reference} is none of the configurations")
+    sets = list(outcomes[0].sets)
+    lines = [
+        f"| configuration | seed | search | {' | '.join(sets)} |",
+        "|---|---:|---" + "|---:" * len(sets) + "|",
+    ]
+    for outcome in outcomes:
+        other = references.get((outcome.seed, outcome.search))
+        if other is None or other is outcome:
+            continue
+        cells = []
+        for name in sets:
+            difference, low, high = interval(outcome.sets[name], other.sets[name])
+            cells.append(f"{difference:+.1f} ({low:+.1f} to {high:+.1f})")
+        lines.append(
+            f"| {outcome.name} | {outcome.seed} | {outcome.search} "
+            f"| {' | '.join(cells)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def report(
+    outcomes: Sequence[Outcome], title: str, reference: str, notes: str = ""
+) -> str:
+    """Return the comparison in Markdown."""
+    facts = outcomes[0].facts
+    commands = dict.fromkeys(
+        f"./run.sh --train_config conf/{outcome.name}.yaml --seed {outcome.seed}"
+        for outcome in outcomes
+    )
+    parts = [
+        f"# {title}\n",
+        f"{software_line(facts['versions'])}; {facts['epochs']} epochs each. "
+        "The number of wrong words is in brackets; minutes are those of the epochs.\n",
+        table(outcomes),
+        "Each row's command:\n",
+        "".join(f"    {command}\n" for command in commands),
+    ]
+    if spread := seeds(outcomes):
+        parts += ["## Seeds\n", spread]
+    parts += [
+        f"## Against {reference}\n",
+        "Difference of the word error rates in %, in brackets its 95 % interval by a "
+        "paired bootstrap over utterances: where that holds 0, the set does not tell "
+        "the two apart.\n",
+        differences(outcomes, reference),
+    ]
+    if notes:
+        parts.append(notes)
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--title", required=True)
+    parser.add_argument("--experiments", type=Path, nargs="+", required=True)
+    parser.add_argument("--reference", required=True)
+    parser.add_argument("--notes", type=Path, help="Markdown, added at the end")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    try:
+        notes = args.notes.read_text(encoding="utf-8") if args.notes else ""
+        text = report(read(args.experiments), args.title, args.reference, notes)
+        with replacing(args.output) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except (RecipeError, OSError) as exc:
+        print(f"compare.py: error: {exc}", file=sys.stderr)
+        return 1
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

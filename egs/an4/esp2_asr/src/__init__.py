@@ -1,0 +1,1 @@
+"""What a packed model of this recipe takes along."""

@@ -1,1 +1,0 @@
-"""What this recipe adds to ESPnet3's ASR system."""
