@@ -7,6 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from espnet_mega_bias.position_bias.toeplitz import causal_toeplitz, diagonal_sums
+from espnet_mega_bias.swish import is_swish, swish_backward
 
 # Queries that are taken together; keys after the last of them are left out.
 _BLOCK_LENGTH = 128
@@ -19,14 +20,16 @@ def causal_attention(
     bias: torch.Tensor,
     padding: torch.Tensor | None = None,
     dropout_rate: float = 0.0,
+    activation: torch.nn.Module | None = None,
 ) -> torch.Tensor:
     """Attend to the keys so far that are no padding; zero where there is none.
 
-    out_i = sum_j dropout(softmax_j(query_i key_j + bias_{j - i})) value_j,  j <= i
+    out_i = sum_j dropout(softmax_j(query_i key_j + bias_{j - i})) phi(value_j),  j <= i
 
     Products, and what is kept for the gradient, cover little more than the keys that
     come no later than their query. The gradient of the bias is summed over diagonals,
-    and exists once for all sequences.
+    and exists once for all sequences. Where phi is swish, the values are kept without
+    it, and it is computed again for the gradient.
 
     Args:
         query: Queries, scaled. (B, U, S)
@@ -35,11 +38,19 @@ def causal_attention(
         bias: Relative position bias at the offsets 1 - U, ..., 0. (U,)
         padding: True where a key is padding. (B, U), bool
         dropout_rate: Dropout rate of the weights, from 0 to 1.
+        activation: Activation function phi of the values (None = none).
 
     Returns:
         : Weighted values. (B, U, V)
 
     """
+    # The number of blocks would be burnt into a traced program.
+    compiling = torch.compiler.is_compiling()
+    swish = not compiling and is_swish(activation)
+
+    if activation is not None and not swish:
+        value = activation(value)
+
     device = query.device.type
     dtype = value.dtype
 
@@ -52,20 +63,20 @@ def causal_attention(
     inputs = (query.to(dtype), key.to(dtype), value.to(dtype), bias, padding)
 
     with torch.autocast(device, enabled=False) if autocast else nullcontext():
-        # The number of blocks would be burnt into a traced program.
-        if torch.compiler.is_compiling():
+        if compiling:
             weights = _weights(*inputs[:2], *inputs[3:], 0, query.size(1))
             weights = torch.nn.functional.dropout(weights, dropout_rate)
 
             return torch.matmul(weights, inputs[2])
 
-        return _CausalAttention.apply(*inputs, dropout_rate)[0]
+        return _CausalAttention.apply(*inputs, dropout_rate, swish)[0]
 
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(query, key, value, bias, padding, dropout_rate):
+    def forward(query, key, value, bias, padding, dropout_rate, swish):
         out = torch.empty_like(value)
+        value = torch.nn.functional.silu(value) if swish else value
         kept = []
 
         for start, end in query_blocks(query.size(1)):
@@ -92,14 +103,16 @@ class _CausalAttention(torch.autograd.Function):
         ctx.mark_non_differentiable(*(part for part in kept if part is not None))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:4], *kept)
+        ctx.swish = inputs[6]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad, *_):
         if grad is None:
-            return (None,) * 6
+            return (None,) * 7
 
-        query, key, value, bias, *kept = ctx.saved_tensors
+        query, key, inner, bias, *kept = ctx.saved_tensors
+        value = torch.nn.functional.silu(inner) if ctx.swish else inner
         grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
         grad_bias = torch.zeros_like(bias)
         blocks = list(
@@ -128,7 +141,10 @@ class _CausalAttention(torch.autograd.Function):
             )
             grad_bias[-end:] += diagonal_sums(grad_scores.sum(0))[:end]
 
-        return grad_query, grad_key, grad_value, grad_bias, None, None
+        if ctx.swish:
+            grad_value = swish_backward(grad_value, inner)
+
+        return grad_query, grad_key, grad_value, grad_bias, None, None, None
 
 
 def _weights(

@@ -169,7 +169,15 @@ class MEGA(torch.nn.Module):
         if padding is not None and padding.dtype != torch.bool:
             raise TypeError(f"padding must be a bool tensor, got {padding.dtype}")
 
-        value = self.activation(self.proj_v(x))
+        value = self.proj_v(x)
+        value_activation = self.activation
+
+        # Dropout keeps what it gives out, so that nothing is gained by doing without
+        # the activation's output.
+        if self.dropout.training and self.dropout.p > 0.0:
+            value = self.dropout(self.activation(value))
+            value_activation = None
+
         average = self.multihead_damped_ema(x, padding)
 
         update, key, gate, candidate = self.gates(average)
@@ -189,10 +197,11 @@ class MEGA(torch.nn.Module):
         attended = causal_attention(
             query,
             key,
-            _drop(self.dropout, value),
+            value,
             self.rel_pos_bias.last_row(chunk),
             padding,
             self.dropout_attn.p if self.training else 0.0,
+            value_activation,
         )
 
         if chunk < length:
@@ -298,7 +307,7 @@ class MEGA(torch.nn.Module):
         Returns:
             : Update gate u. (..., D)
             : Key z. (..., S)
-            : Attention gate g. (..., V)
+            : Attention gate g, before its activation. (..., V)
             : Candidate h0 before the attention is added. (..., D)
 
         """
@@ -310,7 +319,7 @@ class MEGA(torch.nn.Module):
         return (
             torch.sigmoid(update),
             self.activation(key),
-            self.activation(gate),
+            gate,
             candidate,
         )
 
@@ -328,14 +337,14 @@ class MEGA(torch.nn.Module):
             x: Block input. (..., D)
             update: Update gate u. (..., D)
             attended: Attention output o. (..., V)
-            gate: Attention gate g. (..., V)
+            gate: Attention gate g, before its activation. (..., V)
             candidate: Candidate h0. (..., D)
 
         Returns:
             : Block output. (..., D)
 
         """
-        projected = gated_linear(self.proj_h, attended, gate)
+        projected = gated_linear(self.proj_h, attended, gate, self.activation)
         hidden = self.activation(candidate + projected)
         hidden = _drop(self.dropout, hidden).to(x.dtype)
 

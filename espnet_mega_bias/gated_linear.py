@@ -2,30 +2,42 @@
 
 import torch
 
+from espnet_mega_bias.swish import is_swish, swish_backward
+
 
 def gated_linear(
-    layer: torch.nn.Module, x: torch.Tensor, gate: torch.Tensor
+    layer: torch.nn.Module,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    activation: torch.nn.Module | None = None,
 ) -> torch.Tensor:
-    """Compute layer(x * gate).
+    """Compute layer(x * activation(gate)).
 
     Where a gradient will be needed, the product that a linear layer would keep for it
-    is computed again instead. A `layer` that is not torch's own, or that something is
-    hooked to, is called as it is.
+    is computed again instead, and so is swish. A `layer` that is not torch's own, or
+    that something is hooked to, is called as it is; so is an `activation`.
 
     Args:
         layer: Linear layer from V to D features.
         x: Input. (..., V)
-        gate: Gate, of the same shape. (..., V)
+        gate: Gate before its activation, of the same shape. (..., V)
+        activation: Activation function of the gate (None = none).
 
     Returns:
         : Output. (..., D)
 
     """
-    if (
+    plain = (
         torch.compiler.is_compiling()
         or not torch.is_grad_enabled()
         or not _is_plain(layer)
-    ):
+    )
+    swish = not plain and is_swish(activation)
+
+    if activation is not None and not swish:
+        gate = activation(gate)
+
+    if plain:
         return layer(x * gate)
 
     device = x.device.type
@@ -33,13 +45,13 @@ def gated_linear(
     autocast = not x.is_meta and torch.is_autocast_enabled(device)
 
     if not autocast:
-        return _GatedLinear.apply(x, gate, layer.weight, layer.bias)
+        return _GatedLinear.apply(x, gate, layer.weight, layer.bias, swish)
 
     dtype = torch.get_autocast_dtype(device)
     bias = None if layer.bias is None else layer.bias.to(dtype)
 
     with torch.autocast(device, enabled=False):
-        return _GatedLinear.apply(x, gate, layer.weight.to(dtype), bias)
+        return _GatedLinear.apply(x, gate, layer.weight.to(dtype), bias, swish)
 
 
 def _is_plain(layer: torch.nn.Module) -> bool:
@@ -57,34 +69,49 @@ class _GatedLinear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x, gate, weight, bias):
-        return torch.nn.functional.linear((x * gate).to(weight.dtype), weight, bias)
+    def forward(x, gate, weight, bias, swish):
+        product = (x * _activated(gate, swish)).to(weight.dtype)
+
+        return torch.nn.functional.linear(product, weight, bias)
 
     # Apart from `forward`, or torch.func would refuse the function.
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs[:3])
+        ctx.swish = inputs[4]
 
     @staticmethod
     def backward(ctx, grad):
         x, gate, weight = ctx.saved_tensors
+        activated = _activated(gate, ctx.swish)
         needed = ctx.needs_input_grad
-        grads = [None] * 4
+        grads = [None] * 5
 
         if needed[0] or needed[1]:
             product = torch.matmul(grad, weight).to(
                 torch.promote_types(x.dtype, gate.dtype)
             )
-            grads[0] = product * gate if needed[0] else None
-            grads[1] = product * x if needed[1] else None
+
+            if needed[0]:
+                grads[0] = product * activated
+
+            if needed[1]:
+                grads[1] = product * x
+
+                if ctx.swish:
+                    grads[1] = swish_backward(grads[1], gate)
 
         rows = grad.reshape(-1, grad.size(-1))
 
         if needed[2]:
-            product = (x * gate).to(grad.dtype)
+            product = (x * activated).to(grad.dtype)
             grads[2] = torch.mm(rows.t(), product.reshape(-1, product.size(-1)))
 
         if needed[3]:
             grads[3] = rows.sum(0)
 
         return tuple(grads)
+
+
+def _activated(gate: torch.Tensor, swish: bool) -> torch.Tensor:
+    return torch.nn.functional.silu(gate) if swish else gate

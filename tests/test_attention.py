@@ -53,6 +53,37 @@ def test_value_and_gradient_equal_the_reference(
     assert_gradients64(actual, wanted, inputs)
 
 
+@pytest.mark.parametrize("activation", [torch.nn.SiLU(), torch.nn.Tanh()], ids=str)
+@pytest.mark.parametrize("padded", [True, False])
+def test_values_go_through_their_activation(
+    activation, padded, assert_close64, assert_gradients64
+):
+    *inputs, padding = draw(9)
+    query, key, value, bias = inputs
+    padding = padding if padded else None
+
+    actual = causal_attention(*inputs, padding, activation=activation)
+    wanted = expected(query, key, activation(value), bias, padding)
+
+    assert_close64(actual, wanted)
+    assert_gradients64(actual, wanted, inputs)
+
+
+def test_swish_of_the_values_is_not_kept():
+    *inputs, _ = draw(9)
+    kept = []
+
+    def note(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        causal_attention(*inputs, activation=torch.nn.SiLU())
+
+    value = inputs[2]
+    assert [x.data_ptr() for x in kept if x.shape == value.shape] == [value.data_ptr()]
+
+
 @pytest.mark.parametrize("length", [4, 11])
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_gradient_goes_through_the_same_dropout(length, rate):

@@ -1,4 +1,4 @@
-"""espnet_mega_bias.gated_linear: layer(x * gate), by value, gradient and memory."""
+"""espnet_mega_bias.gated_linear, by value, gradient and memory."""
 
 import pytest
 import torch
@@ -25,13 +25,22 @@ def layer(request):
     return layer
 
 
+@pytest.fixture(params=[None, torch.nn.SiLU(), torch.nn.Tanh()], ids=str)
+def activation(request):
+    return request.param
+
+
+def plain_form(layer, x, gate, activation):
+    return layer(x * (gate if activation is None else activation(gate)))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_value_and_gradients_are_those_of_the_plain_form(layer, shape):
+def test_value_and_gradients_are_those_of_the_plain_form(layer, activation, shape):
     x, gate = tensors(shape)
     inputs = [x, gate, *layer.parameters()]
 
-    out = gated_linear(layer, x, gate)
-    plain = layer(x * gate)
+    out = gated_linear(layer, x, gate, activation)
+    plain = plain_form(layer, x, gate, activation)
     grad = torch.randn_like(plain)
 
     torch.testing.assert_close(out, plain, rtol=0, atol=1e-12)
@@ -44,28 +53,30 @@ def test_value_and_gradients_are_those_of_the_plain_form(layer, shape):
 
 
 class Gated(torch.nn.Module):
-    def __init__(self, layer):
+    def __init__(self, layer, activation):
         super().__init__()
         self.layer = layer
+        self.activation = activation
 
     def forward(self, x, gate):
-        return gated_linear(self.layer, x, gate)
+        return gated_linear(self.layer, x, gate, self.activation)
 
 
-def test_numerical_first_and_second_gradients(layer):
+def test_numerical_first_and_second_gradients(layer, activation):
     names = [f"layer.{name}" for name, _ in layer.named_parameters()]
     inputs = (*tensors((3, 7)), *layer.parameters())
 
     def function(x, gate, *parameters):
         parameters = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(Gated(layer), parameters, (x, gate))
+        model = Gated(layer, activation)
+        return torch.func.functional_call(model, parameters, (x, gate))
 
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
-def test_gradients_of_each_sample_under_vmap(layer):
-    model = Gated(layer)
+def test_gradients_of_each_sample_under_vmap(layer, activation):
+    model = Gated(layer, activation)
     parameters = dict(model.named_parameters())
     x, gate = (tensor.detach() for tensor in tensors((3, 5, 7)))
 
@@ -78,7 +89,8 @@ def test_gradients_of_each_sample_under_vmap(layer):
 
     for sample in range(3):
         alone = torch.autograd.grad(
-            layer(x[sample] * gate[sample]).square().sum(), layer.parameters()
+            plain_form(layer, x[sample], gate[sample], activation).square().sum(),
+            layer.parameters(),
         )
         for name, expected in zip(parameters, alone, strict=True):
             torch.testing.assert_close(
@@ -86,7 +98,8 @@ def test_gradients_of_each_sample_under_vmap(layer):
             )
 
 
-def test_the_product_is_not_kept(layer):
+@pytest.mark.parametrize("activation", [None, torch.nn.SiLU()], ids=str)
+def test_neither_product_nor_swish_is_kept(layer, activation):
     x, gate = tensors((3, 5, 7))
     kept = []
 
@@ -95,14 +108,16 @@ def test_the_product_is_not_kept(layer):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        gated_linear(layer, x, gate)
+        gated_linear(layer, x, gate, activation)
 
     expected = {tensor.data_ptr() for tensor in (x, gate, layer.weight)}
     assert len(kept) == 3
     assert set(kept) == expected
 
 
-def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights_type():
+def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights_type(
+    activation,
+):
     torch.manual_seed(1)
     layer = torch.nn.Linear(64, 16)
     x, gate = tensors((32, 64), torch.float32)
@@ -115,13 +130,14 @@ def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights_type()
             out.float().square().sum(), [x, gate, *layer.parameters()]
         )
 
-    ours = gradients(lambda: gated_linear(layer, x, gate))
-    plain = gradients(lambda: layer(x * gate))
+    ours = gradients(lambda: gated_linear(layer, x, gate, activation))
+    plain = gradients(lambda: plain_form(layer, x, gate, activation))
     with torch.no_grad():
         exact = [tensor.double() for tensor in (x, gate, layer.weight, layer.bias)]
     for tensor in exact:
         tensor.requires_grad_()
-    out = torch.nn.functional.linear(exact[0] * exact[1], *exact[2:])
+    gated = exact[0] * (exact[1] if activation is None else activation(exact[1]))
+    out = torch.nn.functional.linear(gated, *exact[2:])
     exact = torch.autograd.grad(out.square().sum(), exact)
 
     for mine, theirs, reference in zip(ours, plain, exact, strict=True):
