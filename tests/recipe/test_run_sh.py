@@ -246,6 +246,36 @@ def test_only_what_depends_on_a_changed_file_is_run_again(tiny, resumed):
 
 
 @pytest.mark.slow
+def test_damaged_audio_is_prepared_again_and_the_training_stands(tiny, resumed):
+    folder, options = tiny
+    first = (folder / "data" / "train" / "wav.scp").read_text().split()[1]
+    whole = Path(first).read_bytes()
+    Path(first).write_bytes(whole[:-2])
+
+    again = run(*options)
+
+    assert again.returncode == 0, again.stderr
+    assert re.search(r"Stage 1: data\n(?:  .*\n)+  done", again.stdout)
+    assert Path(first).read_bytes() == whole
+    for stage in ("3: statistics", "4: training", "5: decoding, default"):
+        assert f"Stage {stage}: finished earlier" in again.stdout
+
+
+@pytest.mark.slow
+def test_other_audio_under_the_same_names_is_trained_on_elsewhere(tiny, resumed):
+    folder, options = tiny
+    content = folder / "data" / ".stamps" / "content"
+    earlier = content.read_text()
+    content.write_text("of other audio")
+
+    result = run(*options)
+    content.write_text(earlier)
+
+    assert result.returncode == 1
+    assert f"a training that was begun with another {content};" in result.stderr
+
+
+@pytest.mark.slow
 def test_a_limit_that_was_not_reached_fails(tiny, resumed):
     result = run(*tiny[1], "--stage", 6, "--max_train_wer", 0)
 

@@ -82,3 +82,20 @@ def test_a_setting_counts_as_the_files_do(stage, tmp_path):
 
     assert result.returncode == 1
     assert "a training that was begun with another seed;" in result.stderr
+
+
+def test_one_hash_stands_for_what_all_outputs_hold(stage, tmp_path):
+    _, result, stamp = stage
+    content, more = tmp_path / "content", tmp_path / "more"
+    more.write_text("and more")
+
+    def of(*outputs):
+        record = stamp("record", "--content", content, "--output", *outputs)
+        assert record.returncode == 0
+        return content.read_text()
+
+    whole = of(result, more)
+    assert of(result) != whole
+    assert of(result, more) == whole
+    more.write_text("and other")
+    assert of(result, more) != whole

@@ -280,8 +280,14 @@ sets=$(printf '%s\n' "$train_set" "$valid_set" "${decode_sets[@]}" | sort -u)
 echo "Stage 0: checks"
 run "$python" -m recipe.check
 
+# Data that an earlier version of the recipe prepared are not those of this one.
+preparation=()
+for file in local/*.py ../local/*.py; do
+    [ ! -f "$file" ] || preparation+=("$file")
+done
+content=$datadir/.stamps/content # of the audio or features, which lists only name
 IFS=' ' read -r -a prepare_words <<<"$prepare_options"
-if begin 1 "data" "$datadir/.stamps/data" ${archive:+--input "$archive"} \
+if begin 1 "data" "$datadir/.stamps/data" --input "${preparation[@]}" ${archive:+"$archive"} \
     ${prepare_options:+--setting "prepare_options=$prepare_options"}; then
     run "$python" local/prepare.py --datadir "$datadir" ${archive:+--archive "$archive"} \
         "${prepare_words[@]}"
@@ -294,7 +300,7 @@ if begin 1 "data" "$datadir/.stamps/data" ${archive:+--input "$archive"} \
     # and what the lists name
     while read -r file; do outputs+=("$file"); done \
         < <(cat "$datadir"/*/{wav,feats}.scp 2>/dev/null | cut -d " " -f 2- | sort -u)
-    finish --output "${outputs[@]}"
+    finish --content "$content" --output "${outputs[@]}"
 fi
 
 # Features that were made beforehand need no front-end, only their size.
@@ -322,7 +328,7 @@ if begin 2 "tokens ($token_type)" "$token_dir/.stamp" --input "$datadir/$train_s
     [ "$token_type" != bpe ] || outputs+=("$token_dir/bpe.model")
     finish --output "${outputs[@]}"
 fi
-training_inputs=("$train_config" "$tokens" "$datadir"/{"$train_set","$valid_set"}/{"$scp",text})
+training_inputs=("$train_config" "$tokens" "$content" "$datadir"/{"$train_set","$valid_set"}/{"$scp",text})
 if [ "$token_type" = bpe ]; then
     token_options+=(--bpemodel "$token_dir/bpe.model")
     training_inputs+=("$token_dir/bpe.model")
@@ -389,7 +395,7 @@ for config in "${decode_configs[@]}"; do
     decode_dirs+=("$expdir/$search")
     # one process for all sets: to start it can take longer than to decode
     if begin 5 "decoding, $search" "$expdir/.stamps/$search" \
-        --input "$model" "$train/config.yaml" "$config" "${decoded[@]/%//$scp}"; then
+        --input "$model" "$train/config.yaml" "$config" "$content" "${decoded[@]/%//$scp}"; then
         check_configurations
         rm -rf "${expdir:?}/$search"
         mkdir -p "$expdir/$search"
@@ -413,7 +419,7 @@ for config in "${decode_configs[@]}"; do
     set=${decoded[${#decoded[@]} - 1]}
     streams+=("$expdir/$search/stream.md" "$expdir/$search/stream.png")
     if begin 5 "a stream, $search" "$expdir/.stamps/${search}_stream" \
-        --input "$model" "$train/config.yaml" "$config" "$set/$scp" "$set/text" \
+        --input "$model" "$train/config.yaml" "$config" "$content" "$set/$scp" "$set/text" \
         --setting "seconds=$stream_seconds"; then
         run "$python" -m recipe.streaming --config "$config" \
             --asr_train_config "$train/config.yaml" --asr_model_file "$model" \

@@ -7,7 +7,8 @@
 with [--setting NAME=VALUE ...] for each: an input that is no file.  A stamp is a JSON
 file with the SHA-256 of each input and output, and the settings.  A claim keeps a
 directory in which work can be continued, such as a training's, for one set of
-inputs.
+inputs.  `record --content FILE` writes one SHA-256 of all outputs there: an input of
+later stages that stands for thousands of files.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ def write(path: Path, content: dict) -> None:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def write_content(path: Path, outputs: dict[str, str]) -> None:
+    """Write one hash of what all outputs hold."""
+    together = hashlib.sha256("".join(outputs.values()).encode()).hexdigest()
+    with replacing(path) as partial:
+        partial.write_text(together + "\n", encoding="utf-8")
+
+
 def is_finished(stamp: Path, inputs: dict[str, str]) -> bool:
     """Tell whether the stamp was made from `inputs` and its outputs are unchanged."""
     content = read(stamp)
@@ -84,6 +92,7 @@ def main() -> int:
     parser.add_argument("stamp", type=Path)
     parser.add_argument("--input", nargs="*", type=Path, default=[])
     parser.add_argument("--output", nargs="*", type=Path, default=[])
+    parser.add_argument("--content", type=Path)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--setting", action="append", default=[])
     args = parser.parse_args()
@@ -95,7 +104,10 @@ def main() -> int:
         if args.action == "claim":
             claim(args.stamp, args.directory, inputs)
         else:
-            write(args.stamp, {"inputs": inputs, "outputs": hashes(args.output)})
+            outputs = hashes(args.output)
+            if args.content:
+                write_content(args.content, outputs)
+            write(args.stamp, {"inputs": inputs, "outputs": outputs})
     except FileNotFoundError as exc:
         error = f"{exc.filename} is missing; an earlier stage makes it"
     except (RecipeError, ValueError, OSError) as exc:
