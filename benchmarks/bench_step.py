@@ -86,7 +86,7 @@ def espnet_state(decoder: MEGABiasDecoder, state: DecoderState) -> list[dict]:
 
         converted.append(
             {
-                "ema_state": state.ema_state[n] / projection,
+                "ema_state": state.ema_state[n].t() / projection,
                 "prev_key": keys * mega.qk_weight[1] + mega.qk_bias[1],
                 "prev_value": values,
             }

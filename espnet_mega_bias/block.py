@@ -19,7 +19,7 @@ REL_POS_BIAS_TYPES = ("simple", "rotary")
 class StepCoefficients(NamedTuple):
     """What a step derives from the weights alone; see `MEGA.step_coefficients`."""
 
-    ema: tuple[torch.Tensor, torch.Tensor]
+    ema: tuple[torch.Tensor, ...]
     query_weight: torch.Tensor
     query_bias: torch.Tensor
 
@@ -275,7 +275,7 @@ class MEGA(torch.nn.Module):
 
         """
         return StepCoefficients(
-            self.multihead_damped_ema.coefficients(),
+            self.multihead_damped_ema.step_coefficients(),
             self.query_weight(),
             self.query_bias(),
         )

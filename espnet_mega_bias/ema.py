@@ -136,23 +136,31 @@ class MultiHeadDampedEMA(torch.nn.Module):
 
         return damping * expansion * projection, 1.0 - damping * decay
 
-    def kernel(
-        self,
-        length: int,
-        coefficients: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+    def step_coefficients(self) -> tuple[torch.Tensor, ...]:
+        """Compute what a step derives from the weights alone, in float32 or wider.
+
+        Returns:
+            : What `coefficients` returns, features last. (H, D), (H, D); with
+                `truncation_length`, the weights of its inputs alone, older ones first.
+                (L, D)
+
+        """
+        if self.truncation_length is not None:
+            return (self.kernel(self.truncation_length).t().flip(0),)
+
+        return tuple(values.t().contiguous() for values in self.coefficients())
+
+    def kernel(self, length: int) -> torch.Tensor:
         """Compute the weights of the inputs by lag, in float32 or wider.
 
         Args:
             length: Number of lags L, from 0 (the current input) on.
-            coefficients: What `coefficients` returns with the present weights (None =
-                computed here).
 
         Returns:
             : Kernel, not truncated. (D, L)
 
         """
-        input_weight, retention = coefficients or self.coefficients()
+        input_weight, retention = self.coefficients()
 
         return (input_weight.unsqueeze(-1) * _powers(retention, length)).sum(1)
 
@@ -183,13 +191,13 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """Make the state before the first position of one sequence.
 
         Returns:
-            : Contribution of each head to the output, (D, H); with
+            : Contribution of each head to the output, (H, D); with
                 `truncation_length`, the inputs so far that later outputs depend on,
                 (0, D).
 
         """
         if self.truncation_length is None:
-            return self.residual_weight.new_zeros(self.size, self.num_heads)
+            return self.residual_weight.new_zeros(self.num_heads, self.size)
 
         return self.residual_weight.new_zeros(0, self.size)
 
@@ -198,17 +206,17 @@ class MultiHeadDampedEMA(torch.nn.Module):
         x: torch.Tensor,
         state: torch.Tensor,
         padding: torch.Tensor | None = None,
-        coefficients: tuple[torch.Tensor, torch.Tensor] | None = None,
+        coefficients: tuple[torch.Tensor, ...] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the EMA at the next position.
 
         Args:
             x: Input. (B, D)
-            state: State before this position. (B, D, H); with `truncation_length`, the
+            state: State before this position. (B, H, D); with `truncation_length`, the
                 previous inputs, older ones first. (B, L, D)
             padding: True where the input is kept out of the average. (B,), bool
-            coefficients: What `coefficients` returns with the present weights (None =
-                computed here).
+            coefficients: What `step_coefficients` returns with the present weights
+                (None = computed here).
 
         Returns:
             : Output. (B, D)
@@ -218,20 +226,20 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """
         inputs = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
 
-        coefficients = coefficients or self.coefficients()
+        coefficients = coefficients or self.step_coefficients()
 
         if self.truncation_length is None:
             input_weight, retention = coefficients
             new_state = torch.addcmul(
-                retention * state, input_weight, inputs.unsqueeze(-1)
+                retention * state, input_weight, inputs.unsqueeze(1)
             )
-            average = new_state.sum(-1)
+            average = new_state.sum(1)
         else:
             seen = torch.cat([state, inputs.unsqueeze(1)], dim=1)
             seen = seen[:, -self.truncation_length :]
 
-            kernel = self.kernel(seen.size(1), coefficients).flip(-1)
-            average = (seen * kernel.transpose(0, 1)).sum(1)
+            (kernel,) = coefficients
+            average = (seen * kernel[-seen.size(1) :]).sum(1)
 
             new_state = seen[:, max(seen.size(1) - self.truncation_length + 1, 0) :]
 

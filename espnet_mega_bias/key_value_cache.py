@@ -123,7 +123,11 @@ class KeyValueCache:
         first, self.used = self.used, self.used + rows.numel()
 
         for ours, theirs in zip(self.buffers, other.buffers, strict=True):
-            ours[first : self.used] = theirs[rows]
+            if torch.is_grad_enabled():
+                ours[first : self.used] = theirs[rows]
+            else:
+                # Half the cost, but autograd can't follow.
+                torch.index_select(theirs, 0, rows, out=ours[first : self.used])
 
         return torch.arange(first, self.used, device=rows.device)
 

@@ -84,7 +84,7 @@ def test_steps_equal_the_sequence_form_in_value_and_gradient(
     block = build(chunk=chunk)
     x = torch.randn(2, 9, 6, dtype=torch.float64, requires_grad=True)
 
-    ema_state = torch.zeros(2, 6, 2, dtype=torch.float64)
+    ema_state = torch.zeros(2, 2, 6, dtype=torch.float64)
     rows, owners, steps = x.new_empty(0, 4 + 5), [], []
 
     for t in range(9):

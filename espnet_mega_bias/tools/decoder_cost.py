@@ -205,9 +205,8 @@ def _ema(decoder: str, settings: Mapping[str, Any], length: int) -> int:
         return 5 * size * heads + size
 
     if reach is not None:
-        # The kernel anew, from powers by exp; the inputs; the residual.
-        lags = min(length, reach)
-        return 2 * size * heads * lags + size * lags + size
+        # The inputs within reach; the residual.
+        return size * min(length, reach) + size
 
     # State and input; the residual.
     return 2 * size * heads + size

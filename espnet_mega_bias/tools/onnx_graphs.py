@@ -116,7 +116,7 @@ class DecoderStep(torch.nn.Module):
 
         # Inputs that are not there count as zeros, so there can be all from the start.
         state = (
-            (ema.size, ema.num_heads)
+            (ema.num_heads, ema.size)
             if ema.truncation_length is None
             else (ema.truncation_length - 1, ema.size)
         )
@@ -143,7 +143,7 @@ class DecoderStep(torch.nn.Module):
         Args:
             labels: Newest label of each. (B,), int64
             length: Number of labels before it. (B,), int64
-            ema: EMA state of each block. (N, B, D, H); with `truncation_length` M, the
+            ema: EMA state of each block. (N, B, H, D); with `truncation_length` M, the
                 inputs so far, older ones first, zeros where there were none.
                 (N, B, M - 1, D)
             keys: Keys of earlier labels. (N, B, P, S)

@@ -142,7 +142,7 @@ def test_multiplications_of_the_ema_are_those_of_the_real_step(name, conf, lengt
             with Multiplications() as counted:
                 ema(inputs[:1], state={"ema_state": state})
         else:
-            state, coefficients = ema.init_state().unsqueeze(0), ema.coefficients()
+            state, coefficients = ema.init_state().unsqueeze(0), ema.step_coefficients()
             for x in inputs:
                 with Multiplications() as counted:
                     _, state = ema.step(x, state, None, coefficients)

@@ -221,7 +221,7 @@ def test_a_model_is_exported_whole(make_experiment, tmp_path):
     assert model["weights"] == "int8"
     assert model["exported_from"]["decoder"] == "mega"
     assert model["state"] == {
-        "ema": [2, 1, 12, 2],
+        "ema": [2, 1, 2, 12],
         "keys": [2, 1, 0, 8],
         "values": [2, 1, 0, 10],
         "history": 19,
