@@ -89,6 +89,7 @@ setup(
     package_dir={"": "."},
     install_requires=[
         "espnet>=202511",
+        "numpy",
         "packaging",
         "typeguard",
         # torchaudio's wheels load beside the torch that they were built for, and from

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from espnet2.asr_transducer.activation import get_activation
 from espnet2.asr_transducer.beam_search_transducer import Hypothesis
@@ -619,9 +620,8 @@ def _distances(
 
     if count > 1:
         held = [sum(part.numel() for part, _ in history) for history in histories]
-        batch = torch.arange(count, device=lengths.device).repeat_interleave(
-            torch.tensor(held, device=lengths.device), output_size=rows.numel()
-        )
+        # torch's repeat_interleave wakes all threads, however little there is to do.
+        batch = torch.from_numpy(np.arange(count).repeat(held)).to(lengths.device)
         rows = rows + total * batch
         lengths = lengths[batch]
 
