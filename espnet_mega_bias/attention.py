@@ -6,8 +6,9 @@ from contextlib import nullcontext
 import torch
 from torch.autograd.function import once_differentiable
 
+from espnet_mega_bias.plain_module import is_plain
 from espnet_mega_bias.position_bias.toeplitz import causal_toeplitz, diagonal_sums
-from espnet_mega_bias.swish import is_swish, swish_backward
+from espnet_mega_bias.swish import swish_backward
 
 # Queries that are taken together; keys after the last of them are left out.
 _BLOCK_LENGTH = 128
@@ -46,7 +47,7 @@ def causal_attention(
     """
     # The number of blocks would be burnt into a traced program.
     compiling = torch.compiler.is_compiling()
-    swish = not compiling and is_swish(activation)
+    swish = not compiling and is_plain(activation, torch.nn.SiLU)
 
     if activation is not None and not swish:
         value = activation(value)

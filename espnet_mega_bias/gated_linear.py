@@ -2,7 +2,8 @@
 
 import torch
 
-from espnet_mega_bias.swish import is_swish, swish_backward
+from espnet_mega_bias.plain_module import is_plain
+from espnet_mega_bias.swish import swish_backward
 
 
 def gated_linear(
@@ -14,8 +15,8 @@ def gated_linear(
     """Compute layer(x * activation(gate)).
 
     Where a gradient will be needed, the product that a linear layer would keep for it
-    is computed again instead, and so is swish. A `layer` that is not torch's own, or
-    that something is hooked to, is called as it is; so is an `activation`.
+    is computed again instead, and so is swish. A layer that is not torch's own, or that
+    something is hooked to, is called as it is, and so is any other activation.
 
     Args:
         layer: Linear layer from V to D features.
@@ -27,17 +28,17 @@ def gated_linear(
         : Output. (..., D)
 
     """
-    plain = (
+    by_call = (
         torch.compiler.is_compiling()
         or not torch.is_grad_enabled()
-        or not _is_plain(layer)
+        or not is_plain(layer, torch.nn.Linear)
     )
-    swish = not plain and is_swish(activation)
+    swish = not by_call and is_plain(activation, torch.nn.SiLU)
 
     if activation is not None and not swish:
         gate = activation(gate)
 
-    if plain:
+    if by_call:
         return layer(x * gate)
 
     device = x.device.type
@@ -52,17 +53,6 @@ def gated_linear(
 
     with torch.autocast(device, enabled=False):
         return _GatedLinear.apply(x, gate, layer.weight.to(dtype), bias, swish)
-
-
-def _is_plain(layer: torch.nn.Module) -> bool:
-    # Subclasses and replacements (adapters, quantised layers) and hooks (sharded
-    # weights) do something of their own when they are called.
-    return type(layer) is torch.nn.Linear and not (
-        layer._forward_pre_hooks
-        or layer._forward_hooks
-        or layer._backward_pre_hooks
-        or layer._backward_hooks
-    )
 
 
 class _GatedLinear(torch.autograd.Function):
