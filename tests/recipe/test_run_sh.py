@@ -265,11 +265,14 @@ def test_damaged_audio_is_prepared_again_and_the_training_stands(tiny, resumed):
 def test_other_audio_under_the_same_names_is_trained_on_elsewhere(tiny, resumed):
     folder, options = tiny
     content = folder / "data" / ".stamps" / "content"
-    earlier = content.read_text()
-    content.write_text("of other audio")
+    claim = folder / "exp" / ".stamps" / "claim"
+    earlier = claim.read_text()
+    claimed = json.loads(earlier)
+    claimed["inputs"][str(content)] = "of other audio"
+    claim.write_text(json.dumps(claimed))
 
     result = run(*options)
-    content.write_text(earlier)
+    claim.write_text(earlier)
 
     assert result.returncode == 1
     assert f"a training that was begun with another {content};" in result.stderr

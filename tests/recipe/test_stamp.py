@@ -99,3 +99,7 @@ def test_one_hash_stands_for_what_all_outputs_hold(stage, tmp_path):
     assert of(result, more) == whole
     more.write_text("and other")
     assert of(result, more) != whole
+
+    assert stamp("finished").returncode == 0
+    content.unlink()
+    assert stamp("finished").returncode == 3

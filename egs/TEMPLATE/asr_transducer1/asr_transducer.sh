@@ -242,7 +242,7 @@ logged() {
     run "$python" -m recipe.job --log "$log" "$@"
 }
 
-# if begin NUMBER TITLE STAMP DEPENDENCIES; then ...; finish OUTPUTS; fi
+# if begin NUMBER TITLE STAMP DEPENDENCIES; then ...; finish [--content FILE] OUTPUTS; fi
 # A stage is run if it was asked for and its stamp does not show that it was finished
 # with the same dependencies, its outputs unchanged since.
 begin() {

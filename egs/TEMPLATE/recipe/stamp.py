@@ -107,6 +107,7 @@ def main() -> int:
             outputs = hashes(args.output)
             if args.content:
                 write_content(args.content, outputs)
+                outputs |= hashes([args.content])
             write(args.stamp, {"inputs": inputs, "outputs": outputs})
     except FileNotFoundError as exc:
         error = f"{exc.filename} is missing; an earlier stage makes it"
