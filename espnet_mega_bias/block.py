@@ -1,17 +1,21 @@
 """Moving average equipped gated attention (MEGA) block."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from espnet_mega_bias.attention import causal_attention
 from espnet_mega_bias.ema import MultiHeadDampedEMA
+from espnet_mega_bias.few_rows_linear import few_rows_linear
 from espnet_mega_bias.gated_linear import gated_linear
 from espnet_mega_bias.position_bias import (
     OffsetBias,
     RelativePositionBias,
     RotaryRelativePositionBias,
 )
+
+Layer = Callable[[torch.Tensor], torch.Tensor]
 
 REL_POS_BIAS_TYPES = ("simple", "rotary")
 
@@ -22,6 +26,9 @@ class StepCoefficients(NamedTuple):
     ema: tuple[torch.Tensor, ...]
     query_weight: torch.Tensor
     query_bias: torch.Tensor
+    proj_v: Layer
+    proj_mx: Layer
+    proj_h: Layer
 
 
 class MEGA(torch.nn.Module):
@@ -239,12 +246,12 @@ class MEGA(torch.nn.Module):
         """
         coefficients = coefficients or self.step_coefficients()
 
-        value = self.activation(self.proj_v(x))
+        value = self.activation(coefficients.proj_v(x))
         average, ema_state = self.multihead_damped_ema.step(
             x, ema_state, padding, coefficients.ema
         )
 
-        update, key, gate, candidate = self.gates(average)
+        update, key, gate, candidate = self.gates(average, coefficients.proj_mx)
         query = torch.addcmul(coefficients.query_bias, key, coefficients.query_weight)
 
         new = rows[-x.size(0) :]
@@ -265,19 +272,25 @@ class MEGA(torch.nn.Module):
             _drop(self.dropout, values),
         )
 
-        return self.output(x, update, attended, gate, candidate), ema_state
+        out = self.output(x, update, attended, gate, candidate, coefficients.proj_h)
+
+        return out, ema_state
 
     def step_coefficients(self) -> StepCoefficients:
         """Compute what a step derives from the weights alone.
 
         Returns:
-            : Coefficients of the EMA, and weight and bias that make the query.
+            : Coefficients of the EMA, weight and bias that make the query, and the
+                linear layers for few rows.
 
         """
         return StepCoefficients(
             self.multihead_damped_ema.step_coefficients(),
             self.query_weight(),
             self.query_bias(),
+            few_rows_linear(self.proj_v),
+            few_rows_linear(self.proj_mx),
+            few_rows_linear(self.proj_h),
         )
 
     def query_weight(self) -> torch.Tensor:
@@ -298,11 +311,14 @@ class MEGA(torch.nn.Module):
         """
         return self.qk_bias[0] * self.qk_weight[1] * self.scaling
 
-    def gates(self, average: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def gates(
+        self, average: torch.Tensor, proj_mx: Layer | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """Compute everything that comes from the EMA output.
 
         Args:
             average: EMA output. (..., D)
+            proj_mx: What computes that layer (None = itself).
 
         Returns:
             : Update gate u. (..., D)
@@ -311,7 +327,7 @@ class MEGA(torch.nn.Module):
             : Candidate h0 before the attention is added. (..., D)
 
         """
-        mixed = self.proj_mx(_drop(self.dropout_ema, average))
+        mixed = (proj_mx or self.proj_mx)(_drop(self.dropout_ema, average))
         update, key, gate, candidate = mixed.split_with_sizes(
             [self.size, self.qk_size, self.v_size, self.size], dim=-1
         )
@@ -330,6 +346,7 @@ class MEGA(torch.nn.Module):
         attended: torch.Tensor,
         gate: torch.Tensor,
         candidate: torch.Tensor,
+        proj_h: Layer | None = None,
     ) -> torch.Tensor:
         """Mix the gated attention into the input.
 
@@ -339,12 +356,13 @@ class MEGA(torch.nn.Module):
             attended: Attention output o. (..., V)
             gate: Attention gate g, before its activation. (..., V)
             candidate: Candidate h0. (..., D)
+            proj_h: What computes that layer (None = itself).
 
         Returns:
             : Block output. (..., D)
 
         """
-        projected = gated_linear(self.proj_h, attended, gate, self.activation)
+        projected = gated_linear(proj_h or self.proj_h, attended, gate, self.activation)
         hidden = self.activation(candidate + projected)
         hidden = _drop(self.dropout, hidden).to(x.dtype)
 

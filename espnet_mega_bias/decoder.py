@@ -1,7 +1,7 @@
 """MEGA decoder (prediction network) for ESPnet's Transducer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from typeguard import typechecked
 
 from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES, StepCoefficients
 from espnet_mega_bias.decoder_state import DecoderState, History
+from espnet_mega_bias.feed_forward_step import feed_forward_step
 from espnet_mega_bias.key_value_cache import KeyValueCache, join, new_cache
 from espnet_mega_bias.weights_watch import WeightsWatch
 
@@ -49,6 +50,7 @@ class _Derived(NamedTuple):
         mode: Inference mode, type of autocast, and training.
         weights: Notices when this is out of date.
         steps: Coefficients of each block. [N]
+        feed_forwards: Feed-forward module of each block, for few rows. [N]
         bias: Bias of each block by distance, -inf at the end. (N, L + 1)
         reach: Length of the longest sequence that the bias is enough for.
 
@@ -57,6 +59,7 @@ class _Derived(NamedTuple):
     mode: tuple[bool, torch.dtype | None, bool]
     weights: WeightsWatch
     steps: list[StepCoefficients]
+    feed_forwards: list[Callable[[torch.Tensor], torch.Tensor]]
     bias: torch.Tensor
     reach: float
 
@@ -459,8 +462,8 @@ class MEGABiasDecoder(AbsDecoder):
 
         x = self.embed(newest)
 
-        for (mega, feed_forward), coefficients, arguments in zip(
-            self.mega_blocks, derived.steps, inputs, strict=True
+        for (mega, _), coefficients, feed_forward, arguments in zip(
+            self.mega_blocks, derived.steps, derived.feed_forwards, inputs, strict=True
         ):
             x, ema_state = mega.step(x, *arguments, padding, coefficients)
             x = feed_forward(x)
@@ -586,6 +589,7 @@ class MEGABiasDecoder(AbsDecoder):
             mode,
             WeightsWatch(self),
             [mega.step_coefficients() for mega, _ in self.mega_blocks],
+            [feed_forward_step(module) for _, module in self.mega_blocks],
             torch.nn.functional.pad(by_distance, (0, 1), value=float("-inf")),
             math.inf if distances == limit else distances,
         )

@@ -1,4 +1,4 @@
-"""Modules of torch's own that may be computed in another form than by a call."""
+"""Modules that may be computed in another form than by a call."""
 
 import torch
 
@@ -11,7 +11,7 @@ def is_plain(module: torch.nn.Module | None, kind: type[torch.nn.Module]) -> boo
 
     Args:
         module: Module (None = none).
-        kind: Class of torch's.
+        kind: Class whose computation is known.
 
     """
     return type(module) is kind and not (

@@ -22,6 +22,8 @@ SMALL = {
     "num_blocks": 2,
     "max_positions": 64,
 }
+# Every linear layer is one that a step computes in a form of its own.
+WIDE = {"block_size": 256, "linear_size": 512, "qk_size": 64, "v_size": 512}
 VOCAB = 11
 
 
@@ -172,6 +174,22 @@ def test_ragged_batches_equal_single_hypotheses(
     assert_close64(
         again, torch.stack([step_through(model, seq)[0][-1] for seq in longer])
     )
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 40])
+def test_steps_of_a_wide_decoder_equal_the_full_pass(build, assert_close64, count):
+    model = build(**WIDE)
+    labels = draw_labels(6, batch=count)
+    hyps = [Hypothesis(0.0, [0], model.init_state()) for _ in range(count)]
+
+    with torch.no_grad():
+        for t in range(6):
+            out, states = model.batch_score(hyps)
+            assert_close64(out, model(labels)[:, t])
+            hyps = [
+                Hypothesis(0.0, sequence[: t + 2], state)
+                for sequence, state in zip(labels.tolist(), states, strict=True)
+            ]
 
 
 def test_padded_batch_equals_single_sequences(build, assert_close64):
@@ -334,11 +352,17 @@ def change_by_copying(model, other):
             ours.copy_(theirs)
 
 
+def change_by_assigning(model, other):
+    model.load_state_dict(copy.deepcopy(other.state_dict()), assign=True)
+
+
+@pytest.mark.parametrize("sizes", [SMALL, WIDE], ids=["small", "wide"])
 @pytest.mark.parametrize(
-    "change", [change_by_loading, change_by_optimizer, change_by_copying]
+    "change",
+    [change_by_loading, change_by_optimizer, change_by_copying, change_by_assigning],
 )
-def test_nothing_survives_a_change_of_the_weights(build, assert_close64, change):
-    model, other = build(), build()
+def test_nothing_survives_a_change_of_the_weights(build, assert_close64, change, sizes):
+    model, other = build(**sizes), build(**sizes)
     labels = draw_labels(9)
     before, _ = step_through(model, labels[0].tolist())
 
@@ -350,8 +374,9 @@ def test_nothing_survives_a_change_of_the_weights(build, assert_close64, change)
     assert not torch.allclose(before, expected)
 
 
-def test_nothing_survives_a_change_of_type(build, assert_close64):
-    model = build(dtype=torch.float32)
+@pytest.mark.parametrize("sizes", [SMALL, WIDE], ids=["small", "wide"])
+def test_nothing_survives_a_change_of_type(build, assert_close64, sizes):
+    model = build(dtype=torch.float32, **sizes)
     labels = draw_labels(9)
     step_through(model, labels[0].tolist())
 

@@ -1,0 +1,92 @@
+"""Linear layers for the few rows of a step of the search."""
+
+from collections.abc import Callable
+
+import torch
+
+from espnet_mega_bias.plain_module import is_plain
+
+# Weights of fewer elements stay in the caches of a processor.
+_LARGE = 2**17
+# Up to as many rows, the batched product is the faster one.
+_FEW = 32
+# Up to as many, with the weight in front.
+_FEWEST = 4
+# Into as many parts a weight is cut.
+_PARTS = 8
+
+
+def few_rows_linear(
+    layer: torch.nn.Module,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Make a function that computes a linear layer, faster for a few rows.
+
+    A step of the search reads each weight once, from memory. MKL, with which torch
+    multiplies on a CPU, does so with one thread, and at half the speed at which that
+    thread can read. The same sum as a batched product of parts of the weight takes all
+    threads, and, with the weight in front, reads at full speed.
+
+    It sees changes of the weight in place, and is to be made anew after all others
+    (`WeightsWatch`), and where gradients or autocast are switched on or off.
+
+    Args:
+        layer: Linear layer from K to N features.
+
+    Returns:
+        : From inputs (M, K) to outputs (M, N). The layer itself where nothing is gained
+            or it is not plain: with hooks, replaced by another class, small, without a
+            bias, elsewhere than on a CPU, with a gradient to come, under autocast, or
+            in a program that is being traced.
+
+    """
+    if (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch.is_autocast_enabled("cpu")
+        or not torch.backends.mkl.is_available()
+        or not is_plain(layer, torch.nn.Linear)
+        or layer.bias is None
+    ):
+        return layer
+
+    weight = layer.weight
+
+    if (
+        weight.numel() < _LARGE
+        or weight.size(0) % _PARTS != 0
+        or not weight.is_cpu
+        or not weight.is_contiguous()
+        or weight.dtype not in (torch.float32, torch.float64)
+    ):
+        return layer
+
+    return _FewRowsLinear(layer)
+
+
+class _FewRowsLinear:
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        self.layer = layer
+        self.features, size = layer.weight.shape
+
+        self.weight = layer.weight.view(_PARTS, -1, size)
+        self.transposed = self.weight.transpose(1, 2)
+        self.column = layer.bias.view(_PARTS, -1, 1)
+        self.row = layer.bias.view(_PARTS, 1, -1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.size(0)
+
+        if rows > _FEW:
+            return self.layer(x)
+
+        if rows > _FEWEST:
+            out = torch.baddbmm(self.row, x.expand(_PARTS, rows, -1), self.transposed)
+
+            return out.transpose(0, 1).reshape(rows, self.features)
+
+        # Not `x.view(-1, 1)` for one row: its strides lead to another, slower, product.
+        columns = x.t().expand(_PARTS, -1, rows)
+        out = torch.baddbmm(self.column, self.weight, columns)
+
+        return out.view(1, -1) if rows == 1 else out.view(-1, rows).t().contiguous()

@@ -1,0 +1,72 @@
+"""espnet_mega_bias.feed_forward_step: what ESPnet's module computes."""
+
+import pytest
+import torch
+from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
+    NormalizedPositionwiseFeedForward,
+)
+
+from espnet_mega_bias.feed_forward_step import feed_forward_step
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(5)
+    module = NormalizedPositionwiseFeedForward(
+        256,
+        512,
+        normalization=torch.nn.LayerNorm(256),
+        activation=torch.nn.SiLU(),
+        dropout_rate=0.5,
+    ).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module.eval()
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 40])
+def test_values_are_those_of_the_module(module, count):
+    x = torch.randn(count, 256, dtype=torch.float64)
+
+    with torch.no_grad():
+        out = feed_forward_step(module)(x)
+        torch.testing.assert_close(out, module(x), rtol=0, atol=1e-11)
+
+
+def test_gradients_are_those_of_the_module(module):
+    x = torch.randn(2, 256, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *module.parameters()]
+
+    for ours, theirs in zip(
+        torch.autograd.grad(feed_forward_step(module)(x).square().sum(), inputs),
+        torch.autograd.grad(module(x).square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_dropout_in_training(module):
+    x = torch.randn(3, 256, dtype=torch.float64)
+    module.train()
+
+    torch.manual_seed(1)
+    out = feed_forward_step(module)(x)
+    torch.manual_seed(1)
+
+    assert torch.equal(out, module(x))
+    assert not torch.equal(out, module(x))
+
+
+def test_hooks_are_called(module):
+    x = torch.randn(3, 256, dtype=torch.float64)
+    module.register_forward_hook(lambda module, inputs, output: 2.0 * output)
+
+    with torch.no_grad():
+        assert torch.equal(feed_forward_step(module)(x), module(x))
+
+
+def test_a_replacement_is_called():
+    with torch.no_grad():
+        assert torch.equal(
+            feed_forward_step(torch.nn.Identity())(torch.ones(1, 2)), torch.ones(1, 2)
+        )
