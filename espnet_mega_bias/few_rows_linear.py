@@ -1,6 +1,9 @@
 """Linear layers for the few rows of a step of the search."""
 
+import functools
+import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -22,9 +25,10 @@ def few_rows_linear(
     """Make a function that computes a linear layer, faster for a few rows.
 
     A step of the search reads each weight once, from memory. MKL, with which torch
-    multiplies on a CPU, does so with one thread, and at half the speed at which that
-    thread can read. The same sum as a batched product of parts of the weight takes all
-    threads, and, with the weight in front, reads at full speed.
+    multiplies on a CPU, does so on AMD's processors with one thread, and at half the
+    speed at which that thread can read. The same sum as a batched product of parts of
+    the weight takes all threads, and, with the weight in front, reads at full speed. On
+    Intel's, MKL has other kernels, and the batched product would be the slower one.
 
     It sees changes of the weight in place, and is to be made anew after all others
     (`WeightsWatch`), and where gradients or autocast are switched on or off.
@@ -35,8 +39,8 @@ def few_rows_linear(
     Returns:
         : From inputs (M, K) to outputs (M, N). The layer itself where nothing is gained
             or it is not plain: with hooks, replaced by another class, small, without a
-            bias, elsewhere than on a CPU, with a gradient to come, under autocast, or
-            in a program that is being traced.
+            bias, elsewhere than on a CPU of AMD, with a gradient to come, under
+            autocast, or in a program that is being traced.
 
     """
     if (
@@ -44,7 +48,7 @@ def few_rows_linear(
         or torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or torch.is_autocast_enabled("cpu")
-        or not torch.backends.mkl.is_available()
+        or not _mkl_on_amd()
         or not is_plain(layer, torch.nn.Linear)
         or layer.bias is None
     ):
@@ -62,6 +66,14 @@ def few_rows_linear(
         return layer
 
     return _FewRowsLinear(layer)
+
+
+@functools.cache
+def _mkl_on_amd(info: Path = Path("/proc/cpuinfo")) -> bool:
+    # Where there is no such file, on Windows, the processor's name has its vendor.
+    processor = info.read_text() if info.exists() else platform.processor()
+
+    return "AuthenticAMD" in processor and torch.backends.mkl.is_available()
 
 
 class _FewRowsLinear:

@@ -11,7 +11,7 @@ from espnet2.asr_transducer.decoder.mega_decoder import MEGADecoder
 from reference.decoder import mega_decoder
 from typeguard import TypeCheckError
 
-from espnet_mega_bias import MEGABiasDecoder, decoder
+from espnet_mega_bias import MEGABiasDecoder, decoder, few_rows_linear
 
 SMALL = {
     "block_size": 6,
@@ -22,9 +22,14 @@ SMALL = {
     "num_blocks": 2,
     "max_positions": 64,
 }
-# Every linear layer is one that a step computes in a form of its own.
+# Every linear layer is one that a step computes in a form of its own, on AMD.
 WIDE = {"block_size": 256, "linear_size": 512, "qk_size": 64, "v_size": 512}
 VOCAB = 11
+
+
+@pytest.fixture(autouse=True)
+def amd(monkeypatch):
+    monkeypatch.setattr(few_rows_linear, "_mkl_on_amd", lambda: True)
 
 
 @pytest.fixture

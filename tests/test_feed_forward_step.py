@@ -6,7 +6,13 @@ from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
     NormalizedPositionwiseFeedForward,
 )
 
+from espnet_mega_bias import few_rows_linear
 from espnet_mega_bias.feed_forward_step import feed_forward_step
+
+
+@pytest.fixture(autouse=True)
+def amd(monkeypatch):
+    monkeypatch.setattr(few_rows_linear, "_mkl_on_amd", lambda: True)
 
 
 @pytest.fixture

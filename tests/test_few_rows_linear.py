@@ -1,16 +1,20 @@
 """espnet_mega_bias.few_rows_linear: the layer's values, and when it is called."""
 
+import platform
+
 import pytest
 import torch
 
+from espnet_mega_bias import few_rows_linear as module
 from espnet_mega_bias.few_rows_linear import few_rows_linear
 
 LARGE = (512, 256)  # (features, size): just large enough
 ROWS = [1, 2, 4, 5, 10, 32, 33]
 
-only_mkl = pytest.mark.skipif(
-    not torch.backends.mkl.is_available(), reason="torch without MKL"
-)
+
+@pytest.fixture(autouse=True)
+def amd(monkeypatch):
+    monkeypatch.setattr(module, "_mkl_on_amd", lambda: True)
 
 
 def linear(features, size, dtype=torch.float64, bias=True):
@@ -69,7 +73,6 @@ def test_float32_is_as_exact_as_the_layer(count):
     assert error < 3.0 * reference
 
 
-@only_mkl
 @pytest.mark.parametrize("count", ROWS)
 def test_few_rows_and_a_large_weight_take_the_batched_product(products, count):
     with torch.inference_mode():
@@ -97,6 +100,39 @@ def test_changes_in_place_are_seen():
         layer.weight.mul_(2.0)
         layer.bias.mul_(2.0)
         torch.testing.assert_close(function(x), 2.0 * before, rtol=0, atol=1e-11)
+
+
+def test_other_processors_keep_the_layer(monkeypatch):
+    monkeypatch.setattr(module, "_mkl_on_amd", lambda: False)
+    layer = linear(*LARGE)
+
+    with torch.no_grad():
+        assert few_rows_linear(layer) is layer
+
+
+@pytest.mark.parametrize("mkl", [True, False])
+@pytest.mark.parametrize(
+    ("content", "name", "found"),
+    [
+        ("vendor_id\t: AuthenticAMD\n", "", True),
+        ("vendor_id\t: GenuineIntel\n", "", False),
+        ("CPU implementer\t: 0x41\n", "aarch64", False),
+        (None, "AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD", True),
+        (None, "Intel64 Family 6 Model 158 Stepping 10, GenuineIntel", False),
+        (None, "arm", False),
+        (None, "", False),
+    ],
+)
+def test_mkl_on_amd_is_told(monkeypatch, tmp_path, mkl, content, name, found):
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    monkeypatch.setattr(platform, "processor", lambda: name)
+    info = tmp_path / "cpuinfo"
+
+    if content is not None:
+        info.write_text(content)
+
+    assert module._mkl_on_amd(info) == (found and mkl)
 
 
 class Doubled(torch.nn.Linear):
