@@ -379,6 +379,19 @@ def test_nothing_survives_a_change_of_the_weights(build, assert_close64, change,
     assert not torch.allclose(before, expected)
 
 
+@torch.no_grad()
+def test_a_state_without_labels_serves_all_weights(build, assert_close64):
+    model, other = build(), build()
+    state = model.init_state()
+    _, before = model.score([0], state)
+    model.score([0, 4], before)
+
+    change_by_copying(model, other)
+    model.score([0, 4], before)
+
+    assert_close64(model.score([0], state)[0], other(torch.tensor([[0]]))[0])
+
+
 @pytest.mark.parametrize("sizes", [SMALL, WIDE], ids=["small", "wide"])
 def test_nothing_survives_a_change_of_type(build, assert_close64, sizes):
     model = build(dtype=torch.float32, **sizes)
