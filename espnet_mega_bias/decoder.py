@@ -366,9 +366,7 @@ class MEGABiasDecoder(AbsDecoder):
         """Give the output and state after the last label of each sequence.
 
         The searches ask again and again for what a hypothesis that did not grow has
-        led to. Two calls mean the same where they give the same state object. Whether
-        the weights have changed is not asked for these: other weights would not have
-        led to the state, unless it is one without labels.
+        led to. Two calls mean the same where they give the same state object.
 
         Args:
             sequences: Label sequences from the blank in front on. [B]
@@ -378,23 +376,18 @@ class MEGABiasDecoder(AbsDecoder):
             : Decoder output (1, D_dec) and state of each. [B]
 
         """
-        cache, new = self.score_cache, {}
-        keys = [
-            (id(state), sequence[-1])
-            for sequence, state in zip(sequences, states, strict=True)
-        ]
-        known = all(key in cache for key in keys) and all(
-            state.length for state in states
-        )
-        derived = self._derived(max(map(len, sequences)), watch=not known)
+        derived = self._derived(max(map(len, sequences)))
+        cache, keys, new = self.score_cache, [], {}
 
-        for key, sequence, state in zip(keys, sequences, states, strict=True):
+        for sequence, state in zip(sequences, states, strict=True):
             if state.length != len(sequence) - 1:
                 raise ValueError(
                     f"the state has seen {state.length} labels, but it takes one that "
                     f"has seen {len(sequence) - 1} to score the last of "
                     f"{len(sequence)} labels"
                 )
+
+            keys.append(key := (id(state), sequence[-1]))
 
             # The latest go last, so the first ones are those longest unused.
             if key in cache:
@@ -555,12 +548,11 @@ class MEGABiasDecoder(AbsDecoder):
 
         return max(position - self.max_positions + 1, 0)
 
-    def _derived(self, length: int, watch: bool) -> _Derived:
+    def _derived(self, length: int) -> _Derived:
         """Give what follows from the weights, formed anew where they changed.
 
         Args:
             length: Length of the longest sequence to score, in positions.
-            watch: Ask whether the weights have changed.
 
         Returns:
             : Coefficients, and bias at least as far as any of its positions attends.
@@ -581,7 +573,7 @@ class MEGABiasDecoder(AbsDecoder):
             # A graph serves one backward pass.
             and not torch.is_grad_enabled()
             and derived.mode == mode
-            and (not watch or derived.weights.unchanged())
+            and derived.weights.unchanged()
         ):
             if length <= derived.reach:
                 return derived
