@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", ["bias", "step", "training"])
+@pytest.mark.parametrize("name", ["bias", "linear", "step", "training"])
 def test_benchmark_runs_and_writes_what_it_prints(name, tmp_path):
     report, picture = tmp_path / "report.json", tmp_path / "cost.svg"
     command = [sys.executable, BENCHMARKS / f"bench_{name}.py", "--smoke"]
