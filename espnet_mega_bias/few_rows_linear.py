@@ -30,8 +30,8 @@ def few_rows_linear(
     the weight takes all threads, and, with the weight in front, reads at full speed. On
     Intel's, MKL has other kernels, and the batched product would be the slower one.
 
-    It sees changes of the weight in place, and is to be made anew after all others
-    (`WeightsWatch`), and where gradients or autocast are switched on or off.
+    It sees hooks and changes of the weight in place. After other changes, and where
+    gradients or autocast are switched on or off, it is to be made anew.
 
     Args:
         layer: Linear layer from K to N features.
@@ -89,7 +89,8 @@ class _FewRowsLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.size(0)
 
-        if rows > _FEW:
+        # Hooks come and go while the weights stay as they are.
+        if rows > _FEW or not is_plain(self.layer, torch.nn.Linear):
             return self.layer(x)
 
         if rows > _FEWEST:

@@ -51,24 +51,42 @@ def test_gradients_are_those_of_the_module(module):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_dropout_in_training(module):
-    x = torch.randn(3, 256, dtype=torch.float64)
+def all_of_it(module):
     module.train()
 
-    torch.manual_seed(1)
-    out = feed_forward_step(module)(x)
-    torch.manual_seed(1)
 
-    assert torch.equal(out, module(x))
-    assert not torch.equal(out, module(x))
+def dropout_alone(module):
+    module.hidden_dropout.train()
 
 
-def test_hooks_are_called(module):
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("switch", [all_of_it, dropout_alone])
+def test_dropout(module, switch, later):
     x = torch.randn(3, 256, dtype=torch.float64)
-    module.register_forward_hook(lambda module, inputs, output: 2.0 * output)
 
     with torch.no_grad():
-        assert torch.equal(feed_forward_step(module)(x), module(x))
+        step = feed_forward_step(module)
+        switch(module)
+        step = step if later else feed_forward_step(module)
+
+        torch.manual_seed(1)
+        out = step(x)
+        torch.manual_seed(1)
+
+        assert torch.equal(out, module(x))
+        assert not torch.equal(out, module(x))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_hooks_are_called(module, later):
+    x = torch.randn(3, 256, dtype=torch.float64)
+
+    with torch.no_grad():
+        step = feed_forward_step(module)
+        module.register_forward_hook(lambda module, inputs, output: 2.0 * output)
+        step = step if later else feed_forward_step(module)
+
+        assert torch.equal(step(x), module(x))
 
 
 def test_a_replacement_is_called():

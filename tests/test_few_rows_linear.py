@@ -148,12 +148,16 @@ def test_a_subclass_is_called():
         assert torch.equal(few_rows_linear(layer)(x), layer(x))
 
 
-def test_hooks_are_called():
+@pytest.mark.parametrize("later", [False, True])
+def test_hooks_are_called(later):
     layer, x = linear(*LARGE), rows(1, LARGE[1])
-    layer.register_forward_hook(lambda module, inputs, output: 2.0 * output)
 
     with torch.no_grad():
-        assert torch.equal(few_rows_linear(layer)(x), layer(x))
+        function = few_rows_linear(layer)
+        layer.register_forward_hook(lambda module, inputs, output: 2.0 * output)
+        function = function if later else few_rows_linear(layer)
+
+        assert torch.equal(function(x), layer(x))
 
 
 def without_bias():
