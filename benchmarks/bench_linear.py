@@ -3,8 +3,8 @@
     python benchmarks/bench_linear.py [--threads 2] [--everywhere] [--smoke]
                                       [--json FILE]
 
-The floor reads each weight once. On processors that are not AMD's, and on a GPU, a step
-leaves the layers to torch, unless `--everywhere` shows what it would gain or lose.
+The floor reads each weight once. On processors that are not AMD's a step leaves one row
+to torch, unless `--everywhere` shows what it would gain or lose; on a GPU all rows.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def main() -> None:
     start(args)
 
     if args.everywhere:
-        few_rows_linear._mkl_on_amd = lambda: True
+        few_rows_linear.on_amd = lambda: True
 
     def rows() -> Iterator[tuple[str, Row]]:
         conf, repeat = (SMALL, 1) if args.smoke else (LARGE, 61)

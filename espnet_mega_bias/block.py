@@ -9,6 +9,7 @@ from espnet_mega_bias.attention import causal_attention
 from espnet_mega_bias.ema import MultiHeadDampedEMA
 from espnet_mega_bias.few_rows_linear import few_rows_linear
 from espnet_mega_bias.gated_linear import gated_linear
+from espnet_mega_bias.linear import linear
 from espnet_mega_bias.position_bias import (
     OffsetBias,
     RelativePositionBias,
@@ -176,7 +177,7 @@ class MEGA(torch.nn.Module):
         if padding is not None and padding.dtype != torch.bool:
             raise TypeError(f"padding must be a bool tensor, got {padding.dtype}")
 
-        value = self.proj_v(x)
+        value = linear(self.proj_v, x)
         value_activation = self.activation
 
         # Dropout keeps what it gives out, so that nothing is gained by doing without
@@ -327,7 +328,8 @@ class MEGA(torch.nn.Module):
             : Candidate h0 before the attention is added. (..., D)
 
         """
-        mixed = (proj_mx or self.proj_mx)(_drop(self.dropout_ema, average))
+        average = _drop(self.dropout_ema, average)
+        mixed = proj_mx(average) if proj_mx else linear(self.proj_mx, average)
         update, key, gate, candidate = mixed.split_with_sizes(
             [self.size, self.qk_size, self.v_size, self.size], dim=-1
         )

@@ -17,7 +17,7 @@ from typeguard import typechecked
 
 from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES, StepCoefficients
 from espnet_mega_bias.decoder_state import DecoderState, History
-from espnet_mega_bias.feed_forward_step import feed_forward_step
+from espnet_mega_bias.feed_forward import feed_forward, feed_forward_step
 from espnet_mega_bias.key_value_cache import KeyValueCache, join, new_cache
 from espnet_mega_bias.weights_watch import WeightsWatch
 
@@ -257,8 +257,8 @@ class MEGABiasDecoder(AbsDecoder):
 
         x = self.dropout_embed(self.embed(labels))
 
-        for mega, feed_forward in self.mega_blocks:
-            x = feed_forward(mega(x, padding))
+        for mega, module in self.mega_blocks:
+            x = feed_forward(module, mega(x, padding))
 
         return self.final_norm(x)
 
@@ -462,11 +462,11 @@ class MEGABiasDecoder(AbsDecoder):
 
         x = self.embed(newest)
 
-        for (mega, _), coefficients, feed_forward, arguments in zip(
+        for (mega, _), coefficients, after_mega, arguments in zip(
             self.mega_blocks, derived.steps, derived.feed_forwards, inputs, strict=True
         ):
             x, ema_state = mega.step(x, *arguments, padding, coefficients)
-            x = feed_forward(x)
+            x = after_mega(x)
             ema_states.append(ema_state)
 
         # Only now: the rows of a step that was interrupted are to be overwritten.

@@ -2,6 +2,12 @@
 
 import torch
 
+from espnet_mega_bias.linear import linear
+from espnet_mega_bias.matrix_products import (
+    affine,
+    input_gradient,
+    weight_gradient,
+)
 from espnet_mega_bias.plain_module import is_plain
 from espnet_mega_bias.swish import swish_backward
 
@@ -39,7 +45,7 @@ def gated_linear(
         gate = activation(gate)
 
     if by_call:
-        return layer(x * gate)
+        return linear(layer, x * gate)
 
     device = x.device.type
     # The meta device knows none, and raises.
@@ -62,7 +68,7 @@ class _GatedLinear(torch.autograd.Function):
     def forward(x, gate, weight, bias, swish):
         product = (x * _activated(gate, swish)).to(weight.dtype)
 
-        return torch.nn.functional.linear(product, weight, bias)
+        return affine(product, weight, bias)
 
     # Apart from `forward`, or torch.func would refuse the function.
     @staticmethod
@@ -78,7 +84,7 @@ class _GatedLinear(torch.autograd.Function):
         grads = [None] * 5
 
         if needed[0] or needed[1]:
-            product = torch.matmul(grad, weight).to(
+            product = input_gradient(grad, weight).to(
                 torch.promote_types(x.dtype, gate.dtype)
             )
 
@@ -91,14 +97,12 @@ class _GatedLinear(torch.autograd.Function):
                 if ctx.swish:
                     grads[1] = swish_backward(grads[1], gate)
 
-        rows = grad.reshape(-1, grad.size(-1))
-
         if needed[2]:
             product = (x * activated).to(grad.dtype)
-            grads[2] = torch.mm(rows.t(), product.reshape(-1, product.size(-1)))
+            grads[2] = weight_gradient(grad, product, weight)
 
         if needed[3]:
-            grads[3] = rows.sum(0)
+            grads[3] = grad.reshape(-1, grad.size(-1)).sum(0)
 
         return tuple(grads)
 

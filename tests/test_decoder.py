@@ -11,7 +11,12 @@ from espnet2.asr_transducer.decoder.mega_decoder import MEGADecoder
 from reference.decoder import mega_decoder
 from typeguard import TypeCheckError
 
-from espnet_mega_bias import MEGABiasDecoder, decoder, few_rows_linear
+from espnet_mega_bias import (
+    MEGABiasDecoder,
+    decoder,
+    few_rows_linear,
+    matrix_products,
+)
 
 SMALL = {
     "block_size": 6,
@@ -22,14 +27,15 @@ SMALL = {
     "num_blocks": 2,
     "max_positions": 64,
 }
-# Every linear layer is one that a step computes in a form of its own, on AMD.
+# Every linear layer is one that, in float32, oneDNN computes on AMD.
 WIDE = {"block_size": 256, "linear_size": 512, "qk_size": 64, "v_size": 512}
 VOCAB = 11
 
 
 @pytest.fixture(autouse=True)
 def amd(monkeypatch):
-    monkeypatch.setattr(few_rows_linear, "_mkl_on_amd", lambda: True)
+    for part in (matrix_products, few_rows_linear):
+        monkeypatch.setattr(part, "on_amd", lambda: True)
 
 
 @pytest.fixture
@@ -48,6 +54,10 @@ def draw_labels(length, batch=1, pads=True):
     labels[:, 0] = 0
 
     return labels
+
+
+def assert_close32(actual, exact):
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=1e-3)
 
 
 @torch.no_grad()
@@ -182,19 +192,40 @@ def test_ragged_batches_equal_single_hypotheses(
 
 
 @pytest.mark.parametrize("count", [1, 3, 10, 40])
-def test_steps_of_a_wide_decoder_equal_the_full_pass(build, assert_close64, count):
-    model = build(**WIDE)
-    labels = draw_labels(6, batch=count)
+def test_steps_of_a_wide_decoder_equal_the_full_pass(build, count):
+    model = build(dtype=torch.float32, **WIDE)
+    exact = copy.deepcopy(model).double()
+    # Long enough for weights to be copied.
+    labels = draw_labels(few_rows_linear._CALLS_BEFORE_COPY + 3, batch=count)
     hyps = [Hypothesis(0.0, [0], model.init_state()) for _ in range(count)]
 
     with torch.no_grad():
-        for t in range(6):
+        expected = exact(labels)
+        assert_close32(model(labels), expected)
+
+        for t in range(labels.size(1)):
             out, states = model.batch_score(hyps)
-            assert_close64(out, model(labels)[:, t])
+            assert_close32(out, expected[:, t])
             hyps = [
                 Hypothesis(0.0, sequence[: t + 2], state)
                 for sequence, state in zip(labels.tolist(), states, strict=True)
             ]
+
+
+def test_gradients_of_a_wide_decoder(build):
+    model = build(dtype=torch.float32, **WIDE)
+    exact = copy.deepcopy(model).double()
+    labels = draw_labels(9, batch=3)
+    cotangent = torch.randn(3, 9, 256)
+
+    for decoder_, grad in ((model, cotangent), (exact, cotangent.double())):
+        decoder_(labels).backward(grad)
+
+    for (name, ours), theirs in zip(
+        model.named_parameters(), exact.parameters(), strict=True
+    ):
+        error = (ours.grad.double() - theirs.grad).norm() / theirs.grad.norm()
+        assert error < 1e-3, name
 
 
 def test_padded_batch_equals_single_sequences(build, assert_close64):
@@ -361,13 +392,40 @@ def change_by_assigning(model, other):
     model.load_state_dict(copy.deepcopy(other.state_dict()), assign=True)
 
 
-@pytest.mark.parametrize("sizes", [SMALL, WIDE], ids=["small", "wide"])
-@pytest.mark.parametrize(
-    "change",
-    [change_by_loading, change_by_optimizer, change_by_copying, change_by_assigning],
-)
-def test_nothing_survives_a_change_of_the_weights(build, assert_close64, change, sizes):
-    model, other = build(**sizes), build(**sizes)
+CHANGES = [
+    change_by_loading,
+    change_by_optimizer,
+    change_by_copying,
+    change_by_assigning,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_wide_decoder_forgets_what_it_made_of_other_weights(build, change, count):
+    model, other = (build(dtype=torch.float32, **WIDE) for _ in range(2))
+    labels = draw_labels(few_rows_linear._CALLS_BEFORE_COPY + 3, batch=count)
+
+    for weights in (model, other):
+        expected = copy.deepcopy(weights).double()(labels)
+        hyps = [Hypothesis(0.0, [0], model.init_state()) for _ in range(count)]
+
+        for t in range(labels.size(1)):
+            with torch.no_grad():
+                out, states = model.batch_score(hyps)
+
+            assert_close32(out, expected[:, t])
+            hyps = [
+                Hypothesis(0.0, sequence[: t + 2], state)
+                for sequence, state in zip(labels.tolist(), states, strict=True)
+            ]
+
+        change(model, other)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_survives_a_change_of_the_weights(build, assert_close64, change):
+    model, other = build(), build()
     labels = draw_labels(9)
     before, _ = step_through(model, labels[0].tolist())
 

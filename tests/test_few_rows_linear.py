@@ -1,138 +1,140 @@
 """espnet_mega_bias.few_rows_linear: the layer's values, and when it is called."""
 
-import platform
-
 import pytest
 import torch
 
 from espnet_mega_bias import few_rows_linear as module
+from espnet_mega_bias import matrix_products
 from espnet_mega_bias.few_rows_linear import few_rows_linear
 
+pytestmark = pytest.mark.skipif(
+    not matrix_products.has_onednn(), reason="torch without MKL and oneDNN"
+)
+
 LARGE = (512, 256)  # (features, size): just large enough
-ROWS = [1, 2, 4, 5, 10, 32, 33]
+SHAPES = [LARGE, (256, 2048), (520, 256), (516, 256), (8, 4)]
+ROWS = [1, 2, 5, 10, 33]
+# Calls until the weight is copied, and one with the copy.
+CALLS = module._CALLS_BEFORE_COPY + 2
 
 
 @pytest.fixture(autouse=True)
 def amd(monkeypatch):
-    monkeypatch.setattr(module, "_mkl_on_amd", lambda: True)
+    for part in (matrix_products, module):
+        monkeypatch.setattr(part, "on_amd", lambda: True)
 
 
-def linear(features, size, dtype=torch.float64, bias=True):
+def linear(features, size, bias=True):
     torch.manual_seed(3)
-    layer = torch.nn.Linear(size, features, bias=bias, dtype=dtype)
+    layer = torch.nn.Linear(size, features, bias=bias)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer
 
 
-def rows(count, size, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(count)
-    return torch.randn(count, size, generator=generator, dtype=dtype)
+def rows(count, size):
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(count))
+
+
+def exact(layer, x):
+    return torch.nn.functional.linear(
+        x.double(), layer.weight.double(), layer.bias.double()
+    )
 
 
 @pytest.fixture
 def products(monkeypatch):
-    """Batched products so far."""
-    calls, product = [], torch.baddbmm
+    """Batched products and copies so far, by name."""
+    calls = []
 
-    def counting(*args):
-        calls.append(args)
-        return product(*args)
+    def count(part, name):
+        function = getattr(part, name)
 
-    monkeypatch.setattr(torch, "baddbmm", counting)
+        def counting(*args):
+            calls.append(name)
+            return function(*args)
+
+        monkeypatch.setattr(part, name, counting)
+
+    count(torch, "baddbmm")
+    count(module, "in_blocks")
     return calls
 
 
 @pytest.mark.parametrize("count", ROWS)
-@pytest.mark.parametrize(
-    "shape", [LARGE, (256, 2048), (520, 256), (516, 256), (8, 4)], ids=str
-)
-def test_values_are_those_of_the_layer(shape, count):
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@torch.no_grad()
+def test_every_call_is_as_exact_as_the_layer(shape, count):
     layer = linear(*shape)
     x = rows(count, shape[1])
+    function, expected = few_rows_linear(layer), exact(layer, x)
+    reference = (layer(x) - expected).abs().max()
 
-    with torch.no_grad():
-        out = few_rows_linear(layer)(x)
+    for _ in range(CALLS):
+        out = function(x)
 
-    torch.testing.assert_close(out, layer(x), rtol=0, atol=1e-11)
-    assert out.is_contiguous()
-
-
-@pytest.mark.parametrize("count", ROWS)
-def test_float32_is_as_exact_as_the_layer(count):
-    layer = linear(*LARGE, dtype=torch.float32)
-    x = rows(count, LARGE[1], torch.float32)
-    exact = torch.nn.functional.linear(
-        x.double(), layer.weight.double(), layer.bias.double()
-    )
-
-    with torch.no_grad():
-        error = (few_rows_linear(layer)(x) - exact).abs().max()
-        reference = (layer(x) - exact).abs().max()
-
-    assert error < 3.0 * reference
+        assert (out - expected).abs().max() <= 3.0 * reference
+        assert out.shape == expected.shape
+        assert out.is_contiguous()
 
 
-@pytest.mark.parametrize("count", ROWS)
-def test_few_rows_and_a_large_weight_take_the_batched_product(products, count):
-    with torch.inference_mode():
-        few_rows_linear(linear(*LARGE))(rows(count, LARGE[1]))
+@pytest.mark.parametrize("count", [1, 2])
+@torch.inference_mode()
+def test_the_fewest_rows_take_a_batched_product_and_no_copy(products, count):
+    function = few_rows_linear(linear(*LARGE))
 
-    assert len(products) == (count <= 32)
+    for _ in range(CALLS):
+        function(rows(count, LARGE[1]))
+
+    assert products == ["baddbmm"] * CALLS
 
 
+@torch.inference_mode()
+def test_rows_take_a_copy_once_they_came_often(products):
+    function = few_rows_linear(linear(*LARGE))
+
+    for _ in range(CALLS - 2):
+        function(rows(3, LARGE[1]))
+
+    assert products == []
+
+    for count in (3, 4, 40):
+        function(rows(count, LARGE[1]))
+
+    assert products == ["in_blocks"]
+
+
+@torch.no_grad()
 def test_input_with_other_strides():
     layer, x = linear(*LARGE), rows(3, 2 * LARGE[1])
+    function = few_rows_linear(layer)
 
-    with torch.no_grad():
-        for strided in (x[:, ::2], rows(LARGE[1], 3).t(), rows(1, 256).expand(6, -1)):
+    for _ in range(CALLS):
+        for strided in (
+            x[:, ::2],
+            x[:1, ::2],
+            rows(LARGE[1], 3).t(),
+            rows(1, 256).expand(6, -1),
+        ):
             torch.testing.assert_close(
-                few_rows_linear(layer)(strided), layer(strided), rtol=0, atol=1e-11
+                function(strided), layer(strided), rtol=0, atol=2e-4
             )
 
 
-def test_changes_in_place_are_seen():
-    layer, x = linear(*LARGE), rows(1, LARGE[1])
+@torch.no_grad()
+def test_other_processors_keep_the_layer_for_one_row(monkeypatch, products):
+    for part in (matrix_products, module):
+        monkeypatch.setattr(part, "on_amd", lambda: False)
 
-    with torch.no_grad():
-        function = few_rows_linear(layer)
-        before = function(x)
-        layer.weight.mul_(2.0)
-        layer.bias.mul_(2.0)
-        torch.testing.assert_close(function(x), 2.0 * before, rtol=0, atol=1e-11)
-
-
-def test_other_processors_keep_the_layer(monkeypatch):
-    monkeypatch.setattr(module, "_mkl_on_amd", lambda: False)
     layer = linear(*LARGE)
+    function = few_rows_linear(layer)
 
-    with torch.no_grad():
-        assert few_rows_linear(layer) is layer
+    for _ in range(CALLS):
+        for count in (1, 3):
+            x = rows(count, LARGE[1])
+            torch.testing.assert_close(function(x), layer(x), rtol=0, atol=2e-4)
 
-
-@pytest.mark.parametrize("mkl", [True, False])
-@pytest.mark.parametrize(
-    ("content", "name", "found"),
-    [
-        ("vendor_id\t: AuthenticAMD\n", "", True),
-        ("vendor_id\t: GenuineIntel\n", "", False),
-        ("CPU implementer\t: 0x41\n", "aarch64", False),
-        (None, "AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD", True),
-        (None, "Intel64 Family 6 Model 158 Stepping 10, GenuineIntel", False),
-        (None, "arm", False),
-        (None, "", False),
-    ],
-)
-def test_mkl_on_amd_is_told(monkeypatch, tmp_path, mkl, content, name, found):
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
-    monkeypatch.setattr(platform, "processor", lambda: name)
-    info = tmp_path / "cpuinfo"
-
-    if content is not None:
-        info.write_text(content)
-
-    assert module._mkl_on_amd(info) == (found and mkl)
+    assert products == ["in_blocks"]
 
 
 class Doubled(torch.nn.Linear):
@@ -142,18 +144,23 @@ class Doubled(torch.nn.Linear):
 
 def test_a_subclass_is_called():
     layer = Doubled(LARGE[1], LARGE[0])
-    x = rows(1, LARGE[1], torch.float32)
+    x = rows(1, LARGE[1])
 
     with torch.no_grad():
         assert torch.equal(few_rows_linear(layer)(x), layer(x))
 
 
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("later", [False, True])
-def test_hooks_are_called(later):
-    layer, x = linear(*LARGE), rows(1, LARGE[1])
+def test_hooks_are_called(later, count):
+    layer, x = linear(*LARGE), rows(count, LARGE[1])
 
     with torch.no_grad():
         function = few_rows_linear(layer)
+
+        for _ in range(CALLS):
+            function(x)
+
         layer.register_forward_hook(lambda module, inputs, output: 2.0 * output)
         function = function if later else few_rows_linear(layer)
 
@@ -204,8 +211,8 @@ def test_gradients_are_those_of_the_layer(products):
 
 
 def test_autocast_rules():
-    layer = linear(*LARGE, dtype=torch.float32)
-    x = rows(1, LARGE[1], torch.float32)
+    layer = linear(*LARGE)
+    x = rows(1, LARGE[1])
 
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         out = few_rows_linear(layer)(x)
@@ -213,12 +220,16 @@ def test_autocast_rules():
         assert torch.equal(out, layer(x))
 
 
-def test_bfloat16():
-    layer = linear(*LARGE, dtype=torch.bfloat16)
-    x = rows(2, LARGE[1], torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_types_are_the_layers(products, dtype, count):
+    layer = linear(*LARGE).to(dtype)
+    x = rows(count, LARGE[1]).to(dtype)
 
     with torch.no_grad():
-        torch.testing.assert_close(few_rows_linear(layer)(x), layer(x))
+        assert torch.equal(few_rows_linear(layer)(x), layer(x))
+
+    assert not products
 
 
 class Layer(torch.nn.Module):
@@ -240,7 +251,7 @@ def test_an_exported_program_takes_any_number_of_rows():
         ).module()
         for number in (1, 7, 50):
             x = rows(number, 256)
-            torch.testing.assert_close(program(x), model.layer(x), rtol=0, atol=1e-11)
+            torch.testing.assert_close(program(x), model.layer(x), rtol=0, atol=2e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")
@@ -248,7 +259,7 @@ def test_a_traced_program_takes_any_number_of_rows():
     model = Layer()
 
     with torch.no_grad():
-        program = torch.jit.trace(model, (rows(3, 256),))
+        program = torch.jit.trace(model, (rows(3, 256),), check_trace=False)
         for number in (1, 7, 50):
             x = rows(number, 256)
-            torch.testing.assert_close(program(x), model.layer(x), rtol=0, atol=1e-11)
+            torch.testing.assert_close(program(x), model.layer(x), rtol=0, atol=2e-4)

@@ -1,4 +1,4 @@
-"""ESPnet's feed-forward module at one position of each sequence."""
+"""ESPnet's feed-forward module."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,29 @@ from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
 )
 
 from espnet_mega_bias.few_rows_linear import few_rows_linear
+from espnet_mega_bias.linear import linear
 from espnet_mega_bias.plain_module import is_plain
+
+
+def feed_forward(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Compute ESPnet's feed-forward module over whole sequences.
+
+    Where something is hooked to it or has taken its place, it is called.
+
+    Args:
+        module: Feed-forward module.
+        x: Input. (..., D)
+
+    Returns:
+        : Output. (..., D)
+
+    """
+    if not is_plain(module, NormalizedPositionwiseFeedForward):
+        return module(x)
+
+    hidden = module.hidden_dropout(module.activation(linear(module.linear1, x)))
+
+    return module.normalization(x + module.dropout(linear(module.linear2, hidden)))
 
 
 def feed_forward_step(

@@ -1,4 +1,6 @@
-"""espnet_mega_bias.feed_forward_step: what ESPnet's module computes."""
+"""espnet_mega_bias.feed_forward: what ESPnet's module computes."""
+
+import functools
 
 import pytest
 import torch
@@ -6,13 +8,14 @@ from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
     NormalizedPositionwiseFeedForward,
 )
 
-from espnet_mega_bias import few_rows_linear
-from espnet_mega_bias.feed_forward_step import feed_forward_step
+from espnet_mega_bias import few_rows_linear, matrix_products
+from espnet_mega_bias.feed_forward import feed_forward, feed_forward_step
 
 
 @pytest.fixture(autouse=True)
 def amd(monkeypatch):
-    monkeypatch.setattr(few_rows_linear, "_mkl_on_amd", lambda: True)
+    for part in (matrix_products, few_rows_linear):
+        monkeypatch.setattr(part, "on_amd", lambda: True)
 
 
 @pytest.fixture
@@ -30,21 +33,31 @@ def module():
     return module.eval()
 
 
-@pytest.mark.parametrize("count", [1, 3, 10, 40])
-def test_values_are_those_of_the_module(module, count):
+def in_full(module):
+    return functools.partial(feed_forward, module)
+
+
+@pytest.mark.parametrize("form", [feed_forward_step, in_full])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_values_are_those_of_the_module(module, form, dtype, count):
     x = torch.randn(count, 256, dtype=torch.float64)
 
     with torch.no_grad():
-        out = feed_forward_step(module)(x)
-        torch.testing.assert_close(out, module(x), rtol=0, atol=1e-11)
+        expected = module(x)
+        out = form(module.to(dtype))(x.to(dtype))
+
+    atol = 1e-11 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=atol)
 
 
-def test_gradients_are_those_of_the_module(module):
+@pytest.mark.parametrize("form", [feed_forward_step, in_full])
+def test_gradients_are_those_of_the_module(module, form):
     x = torch.randn(2, 256, dtype=torch.float64, requires_grad=True)
     inputs = [x, *module.parameters()]
 
     for ours, theirs in zip(
-        torch.autograd.grad(feed_forward_step(module)(x).square().sum(), inputs),
+        torch.autograd.grad(form(module)(x).square().sum(), inputs),
         torch.autograd.grad(module(x).square().sum(), inputs),
         strict=True,
     ):
@@ -59,15 +72,16 @@ def dropout_alone(module):
     module.hidden_dropout.train()
 
 
+@pytest.mark.parametrize("form", [feed_forward_step, in_full])
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("switch", [all_of_it, dropout_alone])
-def test_dropout(module, switch, later):
+def test_dropout(module, form, switch, later):
     x = torch.randn(3, 256, dtype=torch.float64)
 
     with torch.no_grad():
-        step = feed_forward_step(module)
+        step = form(module)
         switch(module)
-        step = step if later else feed_forward_step(module)
+        step = step if later else form(module)
 
         torch.manual_seed(1)
         out = step(x)
@@ -77,20 +91,22 @@ def test_dropout(module, switch, later):
         assert not torch.equal(out, module(x))
 
 
+@pytest.mark.parametrize("form", [feed_forward_step, in_full])
 @pytest.mark.parametrize("later", [False, True])
-def test_hooks_are_called(module, later):
+def test_hooks_are_called(module, form, later):
     x = torch.randn(3, 256, dtype=torch.float64)
 
     with torch.no_grad():
-        step = feed_forward_step(module)
+        step = form(module)
         module.register_forward_hook(lambda module, inputs, output: 2.0 * output)
-        step = step if later else feed_forward_step(module)
+        step = step if later else form(module)
 
         assert torch.equal(step(x), module(x))
 
 
-def test_a_replacement_is_called():
+@pytest.mark.parametrize("form", [feed_forward_step, in_full])
+def test_a_replacement_is_called(form):
     with torch.no_grad():
         assert torch.equal(
-            feed_forward_step(torch.nn.Identity())(torch.ones(1, 2)), torch.ones(1, 2)
+            form(torch.nn.Identity())(torch.ones(1, 2)), torch.ones(1, 2)
         )
