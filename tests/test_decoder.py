@@ -245,13 +245,15 @@ def test_padded_batch_equals_single_sequences(build, assert_close64):
             assert_close64(out[row, :length], alone)
 
 
+@pytest.mark.parametrize("sizes", [SMALL, WIDE], ids=["small", "wide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("chunk", [-1, 4])
 @pytest.mark.parametrize("truncation", [None, 3])
 def test_later_labels_change_nothing_earlier_bit_for_bit(
-    build, dtype, chunk, truncation
+    build, dtype, chunk, truncation, sizes
 ):
-    model = build(dtype=dtype, chunk_size=chunk, truncation_length=truncation)
+    conf = {**sizes, "chunk_size": chunk, "truncation_length": truncation}
+    model = build(dtype=dtype, **conf)
     labels = draw_labels(33, batch=4)
     out = model(labels)
 

@@ -372,6 +372,10 @@ if begin 3 "statistics" "$expdir/.stamps/stats" --input "${training_inputs[@]}";
     finish --output "$stats/train/feats_stats.npz" "$stats"/{train,valid}/{speech,text}_shape
 fi
 
+normalize_options=(--normalize global_mvn
+    --normalize_conf "stats_file=$stats/train/feats_stats.npz")
+! grep -qE "^normalize: *[\"']?utterance_mvn" "$train_config" || normalize_options=()
+
 if begin 4 "training" "$expdir/.stamps/train" \
     --input "${training_inputs[@]}" "$stats/train/feats_stats.npz"; then
     check_configurations
@@ -383,7 +387,7 @@ if begin 4 "training" "$expdir/.stamps/train" \
         --train_shape_file "$stats/train/text_shape" \
         --valid_shape_file "$stats/valid/speech_shape" \
         --valid_shape_file "$stats/valid/text_shape" \
-        --normalize global_mvn --normalize_conf "stats_file=$stats/train/feats_stats.npz"
+        "${normalize_options[@]}"
     run "$python" -m recipe.checkpoint check_complete "$train"
     finish --output "$model" "$train/config.yaml" "$train/images/loss.png"
 fi
