@@ -340,3 +340,20 @@ def test_a_misspelt_key_stops_the_run_before_the_statistics(tiny, resumed):
     )
     files = [path for path in (folder / "misspelt").rglob("*") if path.is_file()]
     assert files == [folder / "misspelt" / ".stamps" / "claim"]
+
+
+@pytest.mark.slow
+def test_a_configuration_may_ask_for_the_means_of_each_utterance(tiny, resumed):
+    folder, options = tiny
+    config, expdir = folder / "means.yaml", folder / "means"
+    text = (folder / "tiny.yaml").read_text().replace("max_epoch: 6", "max_epoch: 1")
+    config.write_text(f"{text}normalize: utterance_mvn  # means\n")
+
+    result = run(
+        *(*options, "--train_config", config, "--expdir", expdir, "--stop_stage", 4)
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    for path, normalize in ((folder / "exp", "global"), (expdir, "utterance")):
+        facts = yaml.safe_load((path / "train" / "config.yaml").read_text())
+        assert facts["normalize"] == f"{normalize}_mvn"
