@@ -64,11 +64,8 @@ def few_rows_linear(
 class _FewRowsLinear:
     def __init__(self, layer: torch.nn.Linear) -> None:
         self.layer = layer
-        self.fewest = 0
-
-        if on_amd() and layer.out_features % _PARTS == 0:
-            self.fewest, self.in_parts = _FEWEST, _in_parts(layer)
-
+        divides = layer.out_features % _PARTS == 0
+        self.in_parts = _in_parts(layer) if on_amd() and divides else None
         self.calls = 0
         self.blocks: torch.Tensor | None = None
 
@@ -79,7 +76,7 @@ class _FewRowsLinear:
         if not is_plain(layer, torch.nn.Linear):
             return layer(x)
 
-        if x.size(0) <= self.fewest:
+        if x.size(0) <= _FEWEST and self.in_parts is not None:
             return self.in_parts(x)
 
         if x.size(0) == 1:

@@ -64,7 +64,7 @@ def large(weight: torch.Tensor) -> bool:
 
 
 def by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Say whether the products with many rows are for oneDNN.
+    """Say whether products with a weight as it is, not in blocks, are for oneDNN.
 
     Args:
         x: Input, or gradient of the output.

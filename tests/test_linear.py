@@ -69,6 +69,16 @@ def test_value_and_gradients_are_those_of_the_layer(calls, layer, shape):
     assert_close(actual, torch.autograd.grad(plain, inputs, grad))
 
 
+def test_the_gradient_may_be_one_number_expanded(calls, layer):
+    x = draw(1030, layer.in_features).requires_grad_()
+    inputs = [x, *layer.parameters()]
+
+    actual = torch.autograd.grad(linear(layer, x).sum(), inputs)
+
+    assert_close(actual, torch.autograd.grad(layer(x).sum(), inputs))
+    assert len(calls) == (3 if layer.out_features < layer.in_features else 2)
+
+
 @pytest.mark.parametrize("frozen", ["x", "weight", "bias"])
 def test_gradients_that_nobody_wants_are_not_computed(calls, layer, frozen):
     inputs = {"x": draw(3, layer.in_features).requires_grad_()}

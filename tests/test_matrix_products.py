@@ -61,7 +61,7 @@ def assert_product(actual, x, weight, bias=0.0):
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @torch.no_grad()
-def test_products_are_as_exact_as_torchs(amd, calls, shape, rows):
+def test_products_are_exact_but_for_rounding(amd, calls, shape, rows):
     features, size = shape
     x, weight, bias, grad = (
         draw(*shape) for shape in ((*rows, size), shape, (features,), (*rows, features))
