@@ -4,6 +4,7 @@
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+JOBS ?= logical
 
 # matplotlib and others keep their caches there, and NLTK what it downloads as soon as
 # ESPnet 202511 imports g2p_en
@@ -25,7 +26,8 @@ help:
 	@echo '             how long that takes (ARGS="--archive FILE": the corpus is there)'
 	@echo 'make fsdd    train and decode digit strings of FSDD, from audio, likewise'
 	@echo '             (ARGS="--test_speaker theo": options for $(FSDD)/run.sh)'
-	@echo 'make test    ruff and pytest (ARGS="-k bias": options for pytest)'
+	@echo 'make test    ruff and pytest (ARGS="-k bias": options for pytest; as many files'
+	@echo '             at once as there are cores, at most four: JOBS=0 is one process)'
 	@echo 'make clean   remove what the recipes, builds and tests wrote'
 	@echo 'make distclean   the same, and $(VENV)'
 	@echo
@@ -96,7 +98,7 @@ test:
 	$(call install,test)
 	'$(VENV)/bin/python' -m ruff check .
 	'$(VENV)/bin/python' -m ruff format --check .
-	'$(VENV)/bin/python' -m pytest $(ARGS)
+	'$(VENV)/bin/python' -m pytest -n '$(JOBS)' --maxprocesses 4 --dist loadfile $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

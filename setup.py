@@ -110,6 +110,7 @@ setup(
             *export,
             "hypothesis",
             "pytest",
+            "pytest-xdist",
             "ruff",
             "build",
             "setuptools>=69.5",

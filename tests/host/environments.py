@@ -102,8 +102,12 @@ def make_environment_in(folder, kind):
     source = folder / "source"
     source.mkdir()
     for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+        if (ROOT / name).is_dir():
+            # other processes write there as they import
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, source / name)
     environment = Environment(folder / "env", source)
     if kind == "wheel":
         environment.install(source)

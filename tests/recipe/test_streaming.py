@@ -200,6 +200,8 @@ def run(streaming, test_set, tmp_path, monkeypatch):
         options = [value for pair in zip(names, files, strict=True) for value in pair]
         options += ["--test_set", test_set, "--output_dir", tmp_path / "out", *more]
         monkeypatch.setattr("sys.argv", ["streaming.py", *map(str, options)])
+        # it would be for all tests after this one
+        monkeypatch.setattr("logging.disable", lambda level: None)
         return streaming.main()
 
     return command
