@@ -6,9 +6,10 @@ from typing import NamedTuple
 import torch
 
 from espnet_mega_bias.attention import causal_attention
-from espnet_mega_bias.ema import MultiHeadDampedEMA
+from espnet_mega_bias.ema import EMAStepCoefficients, MultiHeadDampedEMA
 from espnet_mega_bias.few_rows_linear import few_rows_linear
 from espnet_mega_bias.gated_linear import gated_linear
+from espnet_mega_bias.light_call import light_call
 from espnet_mega_bias.linear import linear
 from espnet_mega_bias.position_bias import (
     OffsetBias,
@@ -22,14 +23,36 @@ REL_POS_BIAS_TYPES = ("simple", "rotary")
 
 
 class StepCoefficients(NamedTuple):
-    """What a step derives from the weights alone; see `MEGA.step_coefficients`."""
+    """What a step derives from the weights alone, and the modules that it calls.
 
-    ema: tuple[torch.Tensor, ...]
+    Looking up a submodule takes about as long as calling torch does.
+
+    Args:
+        ema: Coefficients of the EMA.
+        query_weight: Weight that makes the query from the key. (S,)
+        query_bias: Bias that makes the query from the key. (S,)
+        proj_v: Linear layer of the value, for few rows.
+        proj_mx: Linear layer of gates and key, for few rows.
+        proj_h: Linear layer of the attention output, for few rows.
+        activation: Activation function phi.
+        normalization: Normalization.
+        dropout: Dropout of the values and of the block output.
+        dropout_attn: Dropout of the attention weights.
+        dropout_ema: Dropout of the EMA output.
+
+    """
+
+    ema: EMAStepCoefficients
     query_weight: torch.Tensor
     query_bias: torch.Tensor
     proj_v: Layer
     proj_mx: Layer
     proj_h: Layer
+    activation: Layer
+    normalization: Layer
+    dropout: torch.nn.Dropout
+    dropout_attn: torch.nn.Dropout
+    dropout_ema: torch.nn.Dropout
 
 
 class MEGA(torch.nn.Module):
@@ -247,33 +270,30 @@ class MEGA(torch.nn.Module):
         """
         coefficients = coefficients or self.step_coefficients()
 
-        value = self.activation(coefficients.proj_v(x))
+        value = coefficients.activation(coefficients.proj_v(x))
         average, ema_state = self.multihead_damped_ema.step(
             x, ema_state, padding, coefficients.ema
         )
 
-        update, key, gate, candidate = self.gates(average, coefficients.proj_mx)
+        update, key, gate, candidate = self.gates(average, coefficients)
         query = torch.addcmul(coefficients.query_bias, key, coefficients.query_weight)
 
-        new = rows[-x.size(0) :]
-        new[:, : self.qk_size].copy_(key)
-        new[:, self.qk_size :].copy_(value)
-
+        rows[-x.size(0) :].copy_(torch.cat((key, value), 1))
         keys, values = rows.split_with_sizes([self.qk_size, self.v_size], dim=1)
 
         scores = torch.addmm(bias, query, keys.t())
         wide = torch.promote_types(scores.dtype, torch.float32)
-        weights = torch.softmax(scores, dim=-1, dtype=wide)
+        weights = torch.softmax(scores, -1, wide)
 
         if padding is not None:
             weights = weights.masked_fill(bias.isneginf().all(-1, keepdim=True), 0.0)
 
         attended = torch.mm(
-            _drop(self.dropout_attn, weights).to(values.dtype),
-            _drop(self.dropout, values),
+            _as(_drop(coefficients.dropout_attn, weights), values),
+            _drop(coefficients.dropout, values),
         )
 
-        out = self.output(x, update, attended, gate, candidate, coefficients.proj_h)
+        out = self.output(x, update, attended, gate, candidate, coefficients)
 
         return out, ema_state
 
@@ -281,8 +301,7 @@ class MEGA(torch.nn.Module):
         """Compute what a step derives from the weights alone.
 
         Returns:
-            : Coefficients of the EMA, weight and bias that make the query, and the
-                linear layers for few rows.
+            : Coefficients.
 
         """
         return StepCoefficients(
@@ -292,6 +311,11 @@ class MEGA(torch.nn.Module):
             few_rows_linear(self.proj_v),
             few_rows_linear(self.proj_mx),
             few_rows_linear(self.proj_h),
+            light_call(self.activation),
+            light_call(self.normalization),
+            self.dropout,
+            self.dropout_attn,
+            self.dropout_ema,
         )
 
     def query_weight(self) -> torch.Tensor:
@@ -313,13 +337,13 @@ class MEGA(torch.nn.Module):
         return self.qk_bias[0] * self.qk_weight[1] * self.scaling
 
     def gates(
-        self, average: torch.Tensor, proj_mx: Layer | None = None
+        self, average: torch.Tensor, coefficients: StepCoefficients | None = None
     ) -> tuple[torch.Tensor, ...]:
         """Compute everything that comes from the EMA output.
 
         Args:
             average: EMA output. (..., D)
-            proj_mx: What computes that layer (None = itself).
+            coefficients: Those of a step (None = this is no step).
 
         Returns:
             : Update gate u. (..., D)
@@ -328,15 +352,20 @@ class MEGA(torch.nn.Module):
             : Candidate h0 before the attention is added. (..., D)
 
         """
-        average = _drop(self.dropout_ema, average)
-        mixed = proj_mx(average) if proj_mx else linear(self.proj_mx, average)
+        parts = coefficients or self
+        average = _drop(parts.dropout_ema, average)
+        mixed = (
+            coefficients.proj_mx(average)
+            if coefficients
+            else linear(self.proj_mx, average)
+        )
         update, key, gate, candidate = mixed.split_with_sizes(
             [self.size, self.qk_size, self.v_size, self.size], dim=-1
         )
 
         return (
             torch.sigmoid(update),
-            self.activation(key),
+            parts.activation(key),
             gate,
             candidate,
         )
@@ -348,7 +377,7 @@ class MEGA(torch.nn.Module):
         attended: torch.Tensor,
         gate: torch.Tensor,
         candidate: torch.Tensor,
-        proj_h: Layer | None = None,
+        coefficients: StepCoefficients | None = None,
     ) -> torch.Tensor:
         """Mix the gated attention into the input.
 
@@ -358,17 +387,22 @@ class MEGA(torch.nn.Module):
             attended: Attention output o. (..., V)
             gate: Attention gate g, before its activation. (..., V)
             candidate: Candidate h0. (..., D)
-            proj_h: What computes that layer (None = itself).
+            coefficients: Those of a step (None = this is no step).
 
         Returns:
             : Block output. (..., D)
 
         """
-        projected = gated_linear(proj_h or self.proj_h, attended, gate, self.activation)
-        hidden = self.activation(candidate + projected)
-        hidden = _drop(self.dropout, hidden).to(x.dtype)
+        parts = coefficients or self
+        projected = (
+            coefficients.proj_h(attended * coefficients.activation(gate))
+            if coefficients
+            else gated_linear(self.proj_h, attended, gate, self.activation)
+        )
+        hidden = parts.activation(candidate + projected)
+        hidden = _as(_drop(parts.dropout, hidden), x)
 
-        return self.normalization(torch.lerp(x, hidden, update.to(x.dtype)))
+        return parts.normalization(torch.lerp(x, hidden, _as(update, x)))
 
     @staticmethod
     def _into_chunks(x: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -390,6 +424,10 @@ class MEGA(torch.nn.Module):
 def _drop(dropout: torch.nn.Dropout, x: torch.Tensor) -> torch.Tensor:
     # A step of the search is dozens of small calls: those that do nothing count.
     return dropout(x) if dropout.training else x
+
+
+def _as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == other.dtype else x.to(other.dtype)
 
 
 def _build_bias(

@@ -1,13 +1,32 @@
 """Multi-head damped exponential moving average (EMA)."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
+from espnet_mega_bias.light_call import light_call
 from espnet_mega_bias.position_bias.toeplitz import toeplitz
 
 # Positions filtered by one matrix product; longer sequences carry the state over.
 _BLOCK_LENGTH = 64
+
+
+class EMAStepCoefficients(NamedTuple):
+    """What a step derives from the weights alone.
+
+    Args:
+        weights: Weights of input and previous state, (H, D) and (H, D); with
+            `truncation_length`, of its inputs alone, older ones first, (L, D).
+        residual_weight: Weight omega. (D,)
+        activation: Activation function phi.
+
+    """
+
+    weights: tuple[torch.Tensor, ...]
+    residual_weight: torch.Tensor
+    activation: Callable[[torch.Tensor], torch.Tensor]
 
 
 class _Transpose(torch.autograd.Function):
@@ -136,19 +155,21 @@ class MultiHeadDampedEMA(torch.nn.Module):
 
         return damping * expansion * projection, 1.0 - damping * decay
 
-    def step_coefficients(self) -> tuple[torch.Tensor, ...]:
-        """Compute what a step derives from the weights alone, in float32 or wider.
+    def step_coefficients(self) -> EMAStepCoefficients:
+        """Compute what a step derives from the weights alone.
 
         Returns:
-            : What `coefficients` returns, features last. (H, D), (H, D); with
-                `truncation_length`, the weights of its inputs alone, older ones first.
-                (L, D)
+            : Coefficients, those computed in float32 or wider.
 
         """
         if self.truncation_length is not None:
-            return (self.kernel(self.truncation_length).t().flip(0),)
+            weights = (self.kernel(self.truncation_length).t().flip(0),)
+        else:
+            weights = tuple(values.t().contiguous() for values in self.coefficients())
 
-        return tuple(values.t().contiguous() for values in self.coefficients())
+        return EMAStepCoefficients(
+            weights, self.residual_weight, light_call(self.activation)
+        )
 
     def kernel(self, length: int) -> torch.Tensor:
         """Compute the weights of the inputs by lag, in float32 or wider.
@@ -185,7 +206,9 @@ class MultiHeadDampedEMA(torch.nn.Module):
         else:
             average = self._filter(inputs)
 
-        return self._output(average.to(x.dtype), x)
+        out = torch.addcmul(average.to(x.dtype), x, self.residual_weight)
+
+        return self.activation(out)
 
     def init_state(self) -> torch.Tensor:
         """Make the state before the first position of one sequence.
@@ -206,7 +229,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         x: torch.Tensor,
         state: torch.Tensor,
         padding: torch.Tensor | None = None,
-        coefficients: tuple[torch.Tensor, ...] | None = None,
+        coefficients: EMAStepCoefficients | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the EMA at the next position.
 
@@ -229,7 +252,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         coefficients = coefficients or self.step_coefficients()
 
         if self.truncation_length is None:
-            input_weight, retention = coefficients
+            input_weight, retention = coefficients.weights
             new_state = torch.addcmul(
                 retention * state, input_weight, inputs.unsqueeze(1)
             )
@@ -238,15 +261,20 @@ class MultiHeadDampedEMA(torch.nn.Module):
             seen = torch.cat([state, inputs.unsqueeze(1)], dim=1)
             seen = seen[:, -self.truncation_length :]
 
-            (kernel,) = coefficients
+            (kernel,) = coefficients.weights
             average = (seen * kernel[-seen.size(1) :]).sum(1)
 
             new_state = seen[:, max(seen.size(1) - self.truncation_length + 1, 0) :]
 
-        return self._output(average.to(x.dtype), x), new_state.to(state.dtype)
+        if average.dtype != x.dtype:
+            average = average.to(x.dtype)
 
-    def _output(self, average: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return self.activation(torch.addcmul(average, x, self.residual_weight))
+        if new_state.dtype != state.dtype:
+            new_state = new_state.to(state.dtype)
+
+        out = torch.addcmul(average, x, coefficients.residual_weight)
+
+        return coefficients.activation(out), new_state
 
     def _filter(self, x: torch.Tensor) -> torch.Tensor:
         """Filter by blocks: a product inside each block, the state across blocks.

@@ -8,6 +8,7 @@ from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
 )
 
 from espnet_mega_bias.few_rows_linear import few_rows_linear
+from espnet_mega_bias.light_call import light_call
 from espnet_mega_bias.linear import linear
 from espnet_mega_bias.plain_module import is_plain
 
@@ -53,13 +54,16 @@ def feed_forward_step(
 
     linear1 = few_rows_linear(module.linear1)
     linear2 = few_rows_linear(module.linear2)
-    activation, normalization = module.activation, module.normalization
-    dropouts = module.dropout, module.hidden_dropout
+    activation = light_call(module.activation)
+    normalization = light_call(module.normalization)
+    dropout, hidden_dropout = module.dropout, module.hidden_dropout
 
     def step(x: torch.Tensor) -> torch.Tensor:
         # Dropout and hooks come and go while the weights stay as they are.
-        if any(part.training for part in dropouts) or not is_plain(
-            module, NormalizedPositionwiseFeedForward
+        if (
+            dropout.training
+            or hidden_dropout.training
+            or not is_plain(module, NormalizedPositionwiseFeedForward)
         ):
             return module(x)
 

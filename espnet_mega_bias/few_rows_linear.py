@@ -101,12 +101,17 @@ def _in_parts(layer: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
 
     def compute(x: torch.Tensor) -> torch.Tensor:
         rows = x.size(0)
-        # Not `x.view(-1, 1)` for one row: its strides lead to another, slower, product.
+
+        if rows == 1:
+            # With the strides of `x.t()`: those of `x.view(-1, 1)`, which would do as
+            # well for one row, lead to another, slower, product.
+            columns = x.as_strided((_PARTS, size, 1), (0, x.stride(1), size))
+
+            return torch.baddbmm(bias, weight, columns).view(1, -1)
+
         columns = x.t().expand(_PARTS, -1, rows)
         out = torch.baddbmm(bias, weight, columns)
 
-        return (
-            out.view(1, -1) if rows == 1 else out.view(features, rows).t().contiguous()
-        )
+        return out.view(features, rows).t().contiguous()
 
     return compute
