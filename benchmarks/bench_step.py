@@ -33,6 +33,10 @@ from espnet_mega_bias.decoder_state import DecoderState
 
 OWN_LABELS = 10
 
+# As many operations as the large decoder has, and next to nothing to compute: what the
+# calls cost.
+NARROW = LARGE | {"block_size": 8, "linear_size": 8, "qk_size": 8, "v_size": 8}
+
 
 def grow(decoder: MEGABiasDecoder, batch: int, length: int) -> list[Hypothesis]:
     """Score hypotheses up to their last label.
@@ -224,6 +228,12 @@ def main() -> None:
                     f"{name}, U {length}, B {batch}, ms",
                     bench_step(conf, batch, length, repeat, args.device),
                 )
+
+        if not args.smoke:
+            yield (
+                "large with sizes of 8, U 50, B 1, ms",
+                bench_step(NARROW, 1, 50, repeat, args.device),
+            )
 
         conf = (SMALL if args.smoke else LARGE) | {"chunk_size": 32}
 

@@ -39,17 +39,18 @@ def feed_forward_step(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Make a function that computes ESPnet's feed-forward module, faster for a step.
 
-    With dropout, and where something is hooked to it, the module itself is called.
+    With dropout the module itself is called.
 
     Args:
         module: Feed-forward module.
 
     Returns:
         : From inputs (B, D) to outputs (B, D), to be made anew when that of
-            `few_rows_linear` is. The module itself where something has taken its place.
+            `few_rows_linear` is. The module itself where something is hooked to it or
+            has taken its place.
 
     """
-    if type(module) is not NormalizedPositionwiseFeedForward:
+    if not is_plain(module, NormalizedPositionwiseFeedForward):
         return module
 
     linear1 = few_rows_linear(module.linear1)
@@ -59,12 +60,8 @@ def feed_forward_step(
     dropout, hidden_dropout = module.dropout, module.hidden_dropout
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        # Dropout and hooks come and go while the weights stay as they are.
-        if (
-            dropout.training
-            or hidden_dropout.training
-            or not is_plain(module, NormalizedPositionwiseFeedForward)
-        ):
+        # Dropout comes and goes while the weights stay as they are.
+        if dropout.training or hidden_dropout.training:
             return module(x)
 
         return normalization(x + linear2(activation(linear1(x))))

@@ -34,8 +34,8 @@ def few_rows_linear(
     processors, the same sum as a batched product of parts of the weight takes all
     threads and reads at full speed, without a copy.
 
-    It sees hooks. After other changes, that of the weight in place included, and where
-    gradients or autocast are switched on or off, it is to be made anew.
+    It is to be made anew after any change of the layer, that of the weight in place and
+    hooks included, and where gradients or autocast are switched on or off.
 
     Args:
         layer: Linear layer from K to N features.
@@ -70,16 +70,14 @@ class _FewRowsLinear:
         self.blocks: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        layer = self.layer
+        rows = x.size(0)
 
-        # Hooks come and go while the weights stay as they are.
-        if not is_plain(layer, torch.nn.Linear):
-            return layer(x)
-
-        if x.size(0) <= _FEWEST and self.in_parts is not None:
+        if rows <= _FEWEST and self.in_parts is not None:
             return self.in_parts(x)
 
-        if x.size(0) == 1:
+        layer = self.layer
+
+        if rows == 1:
             return layer(x)
 
         # The search starts anew with every utterance, and many are short.

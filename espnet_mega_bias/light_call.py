@@ -15,32 +15,24 @@ def light_call(
     A step of the search is dozens of small operations. Where one of them is a module,
     the call of the module takes longer than what it computes.
 
-    It sees hooks. Where the module's parameters are replaced, it is to be made anew.
+    It is to be made anew after any change of the module but that of parameters in
+    place.
 
     Args:
         module: Module of one input.
 
     Returns:
-        : From input to output. The module itself unless it is torch's SiLU or
-            LayerNorm.
+        : From input to output. The module itself where something is hooked to it, and
+            unless it is torch's SiLU or LayerNorm.
 
     """
-    if type(module) is torch.nn.SiLU:
-        return _silu(module)
+    if is_plain(module, torch.nn.SiLU) and not module.inplace:
+        return torch.nn.functional.silu
 
-    if type(module) is torch.nn.LayerNorm:
+    if is_plain(module, torch.nn.LayerNorm):
         return _layer_norm(module)
 
     return module
-
-
-def _silu(module: torch.nn.SiLU) -> Callable[[torch.Tensor], torch.Tensor]:
-    silu, inplace = torch.nn.functional.silu, module.inplace
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return silu(x, inplace) if is_plain(module, torch.nn.SiLU) else module(x)
-
-    return call
 
 
 def _layer_norm(module: torch.nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -48,9 +40,6 @@ def _layer_norm(module: torch.nn.LayerNorm) -> Callable[[torch.Tensor], torch.Te
     arguments = (module.normalized_shape, module.weight, module.bias, module.eps)
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        if not is_plain(module, torch.nn.LayerNorm):
-            return module(x)
-
         return layer_norm(x, *arguments)
 
     return call

@@ -1,4 +1,4 @@
-"""Noticing that the weights of a module have changed."""
+"""Noticing that the weights or hooks of a module have changed."""
 
 import operator
 
@@ -10,8 +10,9 @@ _VERSION = operator.attrgetter("_version")
 class WeightsWatch:
     """Tells whether the weights of a module are still those that it saw at first.
 
-    Noticed are changes in place, other memory (`.to`), and parameters or submodules
-    that others have taken the place of. Cheap enough to ask at every step of a search.
+    Noticed are changes in place, other memory (`.to`), parameters or submodules that
+    others have taken the place of, and hooks that came or went. Cheap enough to ask at
+    every step of a search.
 
     Args:
         module: Module to watch; buffers are not looked at.
@@ -37,13 +38,30 @@ class WeightsWatch:
         self._counting = [
             parameter for parameter in self._parameters if not parameter.is_inference()
         ]
+        self._hooks = [
+            table
+            for part in modules
+            for table in (
+                part._forward_pre_hooks,
+                part._forward_hooks,
+                part._backward_pre_hooks,
+                part._backward_hooks,
+            )
+        ]
+        self._hooked = list(map(len, self._hooks)) if any(self._hooks) else None
         self._seen = self._look()
 
     def unchanged(self) -> bool:
-        """Say whether the weights are the same as at construction."""
+        """Say whether weights and hooks are the same as at construction."""
         now = map(dict.get, self._tables, self._names)
+        # Mostly there are none, which is quicker to see than how many.
+        hooked = list(map(len, self._hooks)) if any(self._hooks) else None
 
-        return all(map(operator.is_, now, self._held)) and self._look() == self._seen
+        return (
+            hooked == self._hooked
+            and all(map(operator.is_, now, self._held))
+            and self._look() == self._seen
+        )
 
     def _look(self) -> tuple[list[int], list[int]]:
         return (

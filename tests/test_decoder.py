@@ -647,3 +647,36 @@ def test_known_types_are_those_of_espnet():
     ):
         constants = function.__code__.co_consts
         assert set(names) in [set(c) for c in constants if isinstance(c, tuple)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "0.proj_v",
+        "0.proj_mx",
+        "0.proj_h",
+        "0.activation",
+        "0.normalization",
+        "1",
+        "1.linear1",
+        "1.linear2",
+        "1.normalization",
+    ],
+)
+def test_the_search_sees_hooks_that_come_and_go(build, assert_close64, part):
+    model = build()
+    labels = draw_labels(9)
+    before = model(labels)[0]
+    assert_close64(step_through(model, labels[0].tolist())[0], before)
+
+    hook = (
+        model.mega_blocks[0]
+        .get_submodule(part)
+        .register_forward_hook(lambda module, inputs, output: 2.0 * output)
+    )
+    hooked = model(labels)[0]
+    assert not torch.allclose(hooked, before)
+    assert_close64(step_through(model, labels[0].tolist())[0], hooked)
+
+    hook.remove()
+    assert_close64(step_through(model, labels[0].tolist())[0], before)

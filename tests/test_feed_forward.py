@@ -92,16 +92,17 @@ def test_dropout(module, form, switch, later):
 
 
 @pytest.mark.parametrize("form", [feed_forward_step, in_full])
-@pytest.mark.parametrize("later", [False, True])
-def test_hooks_are_called(module, form, later):
+@pytest.mark.parametrize("part", ["", "linear1", "activation", "normalization"])
+def test_hooks_are_called(module, form, part):
     x = torch.randn(3, 256, dtype=torch.float64)
+    before = module(x)
+    module.get_submodule(part).register_forward_hook(
+        lambda part, inputs, out: 2.0 * out
+    )
 
     with torch.no_grad():
-        step = form(module)
-        module.register_forward_hook(lambda module, inputs, output: 2.0 * output)
-        step = step if later else form(module)
-
-        assert torch.equal(step(x), module(x))
+        assert torch.equal(form(module)(x), module(x))
+        assert not torch.allclose(before, module(x))
 
 
 @pytest.mark.parametrize("form", [feed_forward_step, in_full])

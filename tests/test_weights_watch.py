@@ -57,6 +57,43 @@ def test_a_change_is_noticed(change):
     assert not watch.unchanged()
 
 
+HOOKS = [
+    torch.nn.Module.register_forward_hook,
+    torch.nn.Module.register_forward_pre_hook,
+    torch.nn.Module.register_full_backward_hook,
+    torch.nn.Module.register_full_backward_pre_hook,
+]
+
+
+@pytest.mark.parametrize("register", HOOKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("other", [False, True])
+def test_hooks_that_come_and_go_are_noticed(register, other):
+    model = build()
+    if other:
+        model[1].register_forward_hook(print)
+
+    watch = WeightsWatch(model)
+    assert watch.unchanged()
+
+    hook = register(model[0], print)
+    assert not watch.unchanged()
+    assert WeightsWatch(model).unchanged()
+
+    hook.remove()
+    assert watch.unchanged()
+
+
+def test_a_hook_that_takes_the_place_of_another_is_noticed():
+    model = build()
+    hook = model[1].register_forward_hook(print)
+    watch = WeightsWatch(model)
+
+    hook.remove()
+    model[0].register_forward_hook(print)
+
+    assert not watch.unchanged()
+
+
 def test_use_is_no_change():
     model = build()
     watch = WeightsWatch(model)
