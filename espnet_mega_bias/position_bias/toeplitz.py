@@ -22,7 +22,13 @@ class _Toeplitz(torch.autograd.Function):
             (*values.shape[:-1], rows, columns), (*values.stride(), values.stride(-1))
         )
 
-        return windows.flip(-2)  # (..., R, C)
+        if values.dim() > 1 or torch.compiler.is_compiling():
+            return windows.flip(-2)  # (..., R, C)
+
+        # Of one matrix, whole rows, which takes two thirds of the time.
+        return windows.index_select(
+            0, torch.arange(rows - 1, -1, -1, device=values.device)
+        )
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
