@@ -45,7 +45,8 @@ def read_steps(folder):
     events = EventAccumulator(str(logs), size_guidance={"images": 0}).Reload()
 
     return {
-        tag: [event.step for event in events.Images(tag)]
+        # files of one second are not read in the order of writing
+        tag: sorted(event.step for event in events.Images(tag))
         for tag in events.Tags()["images"]
     }
 
