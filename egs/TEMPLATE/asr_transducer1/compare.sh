@@ -115,18 +115,19 @@ if [ "$jobs" -eq 1 ]; then
 else
     # All of them have the data and the tokens in common.
     (train "${trainings[0]}" --stop_stage 2 "$@")
-    # Started in the background, run.sh does not see Ctrl-C.
-    trap 'trap "" INT TERM; kill -TERM $(jobs -pr) 2>/dev/null; wait; exit 130' INT TERM
+    # Started in the background, run.sh does not see Ctrl-C. In a trap, a wait can end at
+    # once, for the signal that led there.
+    trap 'trap "" INT TERM; kill -TERM $(jobs -pr) 2>/dev/null || :
+        until wait; do :; done; exit 130' INT TERM
     failed=0
     for training in "${trainings[@]}"; do
         while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n || failed=1; done
         (
             name=${training%:*}_seed${training#*:}
+            trap 'kill -TERM ${!-} 2>/dev/null || :; until wait; do :; done; exit 143' TERM
             train "$training" "$@" >"$expdir/$name.log" 2>&1 &
-            child=$!
-            trap 'kill -TERM "$child" 2>/dev/null; wait "$child"; exit 143' TERM
             echo "$name: started"
-            if wait "$child"; then
+            if wait $!; then
                 echo "$name: finished"
             else
                 echo "$name: failed: $(tail -n 1 "$expdir/$name.log")"
