@@ -217,7 +217,8 @@ interrupted() {
     trap '' INT TERM HUP
     if [ -n "$child" ]; then
         kill -TERM "$child" 2>/dev/null || true
-        wait "$child" 2>/dev/null || true
+        # in a trap, a wait can end at once, for the signal that led there
+        until wait 2>/dev/null; do :; done
     fi
     echo "run.sh: interrupted; the same command goes on from here" >&2
     exit "$1"
