@@ -289,7 +289,7 @@ class MEGA(torch.nn.Module):
             weights = weights.masked_fill(bias.isneginf().all(-1, keepdim=True), 0.0)
 
         attended = torch.mm(
-            _as(_drop(coefficients.dropout_attn, weights), values),
+            _drop(coefficients.dropout_attn, weights).to(values.dtype),
             _drop(coefficients.dropout, values),
         )
 
@@ -400,9 +400,9 @@ class MEGA(torch.nn.Module):
             else gated_linear(self.proj_h, attended, gate, self.activation)
         )
         hidden = parts.activation(candidate + projected)
-        hidden = _as(_drop(parts.dropout, hidden), x)
+        hidden = _drop(parts.dropout, hidden).to(x.dtype)
 
-        return parts.normalization(torch.lerp(x, hidden, _as(update, x)))
+        return parts.normalization(torch.lerp(x, hidden, update.to(x.dtype)))
 
     @staticmethod
     def _into_chunks(x: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -424,10 +424,6 @@ class MEGA(torch.nn.Module):
 def _drop(dropout: torch.nn.Dropout, x: torch.Tensor) -> torch.Tensor:
     # A step of the search is dozens of small calls: those that do nothing count.
     return dropout(x) if dropout.training else x
-
-
-def _as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == other.dtype else x.to(other.dtype)
 
 
 def _build_bias(

@@ -206,9 +206,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
         else:
             average = self._filter(inputs)
 
-        out = torch.addcmul(average.to(x.dtype), x, self.residual_weight)
-
-        return self.activation(out)
+        return _output(average, x, self.residual_weight, self.activation)
 
     def init_state(self) -> torch.Tensor:
         """Make the state before the first position of one sequence.
@@ -266,15 +264,9 @@ class MultiHeadDampedEMA(torch.nn.Module):
 
             new_state = seen[:, max(seen.size(1) - self.truncation_length + 1, 0) :]
 
-        if average.dtype != x.dtype:
-            average = average.to(x.dtype)
+        out = _output(average, x, coefficients.residual_weight, coefficients.activation)
 
-        if new_state.dtype != state.dtype:
-            new_state = new_state.to(state.dtype)
-
-        out = torch.addcmul(average, x, coefficients.residual_weight)
-
-        return coefficients.activation(out), new_state
+        return out, new_state.to(state.dtype)
 
     def _filter(self, x: torch.Tensor) -> torch.Tensor:
         """Filter by blocks: a product inside each block, the state across blocks.
@@ -355,6 +347,15 @@ class MultiHeadDampedEMA(torch.nn.Module):
         out = out.view(size, block_length, batch, num_blocks).permute(2, 3, 1, 0)
 
         return out.reshape(batch, -1, size)[:, :length]
+
+
+def _output(
+    average: torch.Tensor,
+    x: torch.Tensor,
+    residual_weight: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    return activation(torch.addcmul(average.to(x.dtype), x, residual_weight))
 
 
 def _powers(base: torch.Tensor, length: int) -> torch.Tensor:

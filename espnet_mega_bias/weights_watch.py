@@ -48,20 +48,23 @@ class WeightsWatch:
                 part._backward_hooks,
             )
         ]
-        self._hooked = list(map(len, self._hooks)) if any(self._hooks) else None
+        self._hooked = self._look_for_hooks()
         self._seen = self._look()
 
     def unchanged(self) -> bool:
         """Say whether weights and hooks are the same as at construction."""
         now = map(dict.get, self._tables, self._names)
-        # Mostly there are none, which is quicker to see than how many.
-        hooked = list(map(len, self._hooks)) if any(self._hooks) else None
 
         return (
-            hooked == self._hooked
+            self._look_for_hooks() == self._hooked
             and all(map(operator.is_, now, self._held))
             and self._look() == self._seen
         )
+
+    def _look_for_hooks(self) -> list[tuple[int, ...]] | None:
+        # Mostly there are none, which is quicker to see than which. Numbers of hooks
+        # are never given again.
+        return list(map(tuple, self._hooks)) if any(self._hooks) else None
 
     def _look(self) -> tuple[list[int], list[int]]:
         return (

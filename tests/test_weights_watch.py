@@ -83,13 +83,14 @@ def test_hooks_that_come_and_go_are_noticed(register, other):
     assert watch.unchanged()
 
 
-def test_a_hook_that_takes_the_place_of_another_is_noticed():
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_hook_that_takes_the_place_of_another_is_noticed(place):
     model = build()
     hook = model[1].register_forward_hook(print)
     watch = WeightsWatch(model)
 
     hook.remove()
-    model[0].register_forward_hook(print)
+    model[place].register_forward_hook(print)
 
     assert not watch.unchanged()
 
