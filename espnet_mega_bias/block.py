@@ -243,37 +243,35 @@ class MEGA(torch.nn.Module):
     def step(
         self,
         x: torch.Tensor,
-        ema_state: torch.Tensor,
+        carried: torch.Tensor,
         rows: torch.Tensor,
         bias: torch.Tensor,
-        padding: torch.Tensor | None = None,
-        coefficients: StepCoefficients | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        padding: torch.Tensor | None,
+        coefficients: StepCoefficients,
+    ) -> torch.Tensor:
         """Compute the block at the next position of each of B sequences.
+
+        What happens to the state of the EMA is up to the caller, who does that for all
+        blocks at once.
 
         Args:
             x: Input. (B, D)
-            ema_state: EMA state before this position.
+            carried: What the EMA's state before this position brings, see
+                `EMAStepCoefficients.carry`. (B, D)
             rows: Keys, and beside them values, of all sequences together. The last B
                 rows are overwritten with those of this position. (R, S + V)
             bias: Relative position bias of each row, -inf where a sequence does not
                 attend to it. (B, R)
             padding: True where this position is padding: kept out of the EMA, and
                 attending to nothing if `bias` leaves nothing. (B,), bool
-            coefficients: What `step_coefficients` returns with the present weights
-                (None = computed here).
+            coefficients: What `step_coefficients` returns with the present weights.
 
         Returns:
             : Output. (B, D)
-            : EMA state after this position.
 
         """
-        coefficients = coefficients or self.step_coefficients()
-
         value = coefficients.activation(coefficients.proj_v(x))
-        average, ema_state = self.multihead_damped_ema.step(
-            x, ema_state, padding, coefficients.ema
-        )
+        average = coefficients.ema.output(x, carried, padding)
 
         update, key, gate, candidate = self.gates(average, coefficients)
         query = torch.addcmul(coefficients.query_bias, key, coefficients.query_weight)
@@ -293,9 +291,7 @@ class MEGA(torch.nn.Module):
             _drop(coefficients.dropout, values),
         )
 
-        out = self.output(x, update, attended, gate, candidate, coefficients)
-
-        return out, ema_state
+        return self.output(x, update, attended, gate, candidate, coefficients)
 
     def step_coefficients(self) -> StepCoefficients:
         """Compute what a step derives from the weights alone.

@@ -17,8 +17,10 @@ from typeguard import typechecked
 
 from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES, StepCoefficients
 from espnet_mega_bias.decoder_state import DecoderState, History
+from espnet_mega_bias.ema import EMAStepCoefficients, masked, stack_ema_coefficients
 from espnet_mega_bias.feed_forward import feed_forward, feed_forward_step
 from espnet_mega_bias.key_value_cache import KeyValueCache, join, new_cache
+from espnet_mega_bias.light_call import light_call
 from espnet_mega_bias.weights_watch import WeightsWatch
 
 # What ESPnet's get_activation and get_normalization know; they keep the names inside.
@@ -43,23 +45,44 @@ SCORE_CACHE_SIZE = 256
 _FIRST_DISTANCES = 64
 
 
-class _Derived(NamedTuple):
-    """What a search derives from the weights alone.
+class _Block(NamedTuple):
+    """What a step calls in a block.
 
     Args:
-        mode: Inference mode, type of autocast, and training.
+        mega: MEGA block.
+        coefficients: Its coefficients.
+        feed_forward: Feed-forward module, for few rows.
+
+    """
+
+    mega: MEGA
+    coefficients: StepCoefficients
+    feed_forward: Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Derived(NamedTuple):
+    """What a search derives from the weights alone, and the modules that it calls.
+
+    Args:
+        mode: What `_mode` gave.
+        device: Type of device.
         weights: Notices when this is out of date.
-        steps: Coefficients of each block. [N]
-        feed_forwards: Feed-forward module of each block, for few rows. [N]
+        embed: Embedding.
+        blocks: Blocks. [N]
+        emas: Coefficients of the EMAs of all blocks.
+        final_norm: Normalization of the output.
         bias: Bias of each block by distance, -inf at the end. (N, L + 1)
         reach: Length of the longest sequence that the bias is enough for.
 
     """
 
     mode: tuple[bool, torch.dtype | None, bool]
+    device: str
     weights: WeightsWatch
-    steps: list[StepCoefficients]
-    feed_forwards: list[Callable[[torch.Tensor], torch.Tensor]]
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    blocks: list[_Block]
+    emas: EMAStepCoefficients
+    final_norm: Callable[[torch.Tensor], torch.Tensor]
     bias: torch.Tensor
     reach: float
 
@@ -401,7 +424,7 @@ class MEGABiasDecoder(AbsDecoder):
             )
 
             for (key, before), out, state in zip(
-                new.items(), outs.split(1), after, strict=True
+                new.items(), outs.chunk(len(new)), after, strict=True
             ):
                 # Holding the state before keeps its id from being used again.
                 cache[key] = (out, state, before)
@@ -428,7 +451,7 @@ class MEGABiasDecoder(AbsDecoder):
             : States after the labels. [B]
 
         """
-        count, device = len(labels), self.embed.weight.device
+        count, device = len(labels), derived.bias.device
 
         first = [self._first_in_reach(state.length) for state in states]
         cache, histories = self._histories(states, first)
@@ -451,23 +474,25 @@ class MEGABiasDecoder(AbsDecoder):
 
         distances = _distances(histories, lengths, total, derived.bias.size(1) - 1)
         bias = derived.bias.index_select(1, distances).view(-1, count, total)
+        padding = torch.tensor(pads, device=device) if any(pads) else None
+
+        ema_states = _stack([state.ema_state for state in states])
+        kept, carried = derived.emas.carry(ema_states)
         inputs = zip(
-            _stack([state.ema_state for state in states]).unbind(),
+            carried.unbind(),
             (buffer[:total] for buffer in cache.buffers),
             bias.unbind(),
             strict=True,
         )
-        padding = torch.tensor(pads, device=device) if any(pads) else None
-        ema_states = []
+        x, block_inputs = derived.embed(newest), []
 
-        x = self.embed(newest)
+        for block, arguments in zip(derived.blocks, inputs, strict=True):
+            block_inputs.append(x)
+            x = block.mega.step(x, *arguments, padding, block.coefficients)
+            x = block.feed_forward(x)
 
-        for (mega, _), coefficients, after_mega, arguments in zip(
-            self.mega_blocks, derived.steps, derived.feed_forwards, inputs, strict=True
-        ):
-            x, ema_state = mega.step(x, *arguments, padding, coefficients)
-            x = after_mega(x)
-            ema_states.append(ema_state)
+        block_inputs = masked(torch.stack(block_inputs), padding)
+        ema_states = derived.emas.advance(kept, block_inputs).to(ema_states.dtype)
 
         # Only now: the rows of a step that was interrupted are to be overwritten.
         cache.used = total
@@ -475,11 +500,11 @@ class MEGABiasDecoder(AbsDecoder):
         after = [
             DecoderState(ema_state, state.length + 1, cache, history, start)
             for ema_state, state, history, start in zip(
-                torch.stack(ema_states).unbind(1), states, histories, first, strict=True
+                ema_states.unbind(1), states, histories, first, strict=True
             )
         ]
 
-        return self.final_norm(x), after
+        return derived.final_norm(x), after
 
     def _histories(
         self, states: list[DecoderState], first: list[int]
@@ -558,21 +583,13 @@ class MEGABiasDecoder(AbsDecoder):
             : Coefficients, and bias at least as far as any of its positions attends.
 
         """
-        weight = self.embed.weight
-        device = weight.device.type
-        autocast = not weight.is_meta and torch.is_autocast_enabled(device)
-        mode = (
-            torch.is_inference_mode_enabled(),
-            torch.get_autocast_dtype(device) if autocast else None,
-            self.training,
-        )
         derived = self.score_cache.get("derived")
 
         if (
             derived is not None
             # A graph serves one backward pass.
             and not torch.is_grad_enabled()
-            and derived.mode == mode
+            and derived.mode == _mode(derived.device, self.training)
             and derived.weights.unchanged()
         ):
             if length <= derived.reach:
@@ -585,17 +602,46 @@ class MEGABiasDecoder(AbsDecoder):
         distances = min(max(_FIRST_DISTANCES, 2 * length), limit)
 
         by_distance = torch.stack([bias.last_row(distances).flip(0) for bias in biases])
+        blocks = [
+            _Block(mega, mega.step_coefficients(), feed_forward_step(module))
+            for mega, module in self.mega_blocks
+        ]
+        device = self.embed.weight.device
         derived = _Derived(
-            mode,
+            _mode(device.type, self.training),
+            device.type,
             WeightsWatch(self),
-            [mega.step_coefficients() for mega, _ in self.mega_blocks],
-            [feed_forward_step(module) for _, module in self.mega_blocks],
+            self.embed,
+            blocks,
+            stack_ema_coefficients([block.coefficients.ema for block in blocks]),
+            light_call(self.final_norm),
             torch.nn.functional.pad(by_distance, (0, 1), value=float("-inf")),
             math.inf if distances == limit else distances,
         )
         self.score_cache["derived"] = derived
 
         return derived
+
+
+def _mode(device: str, training: bool) -> tuple[bool, torch.dtype | None, bool]:
+    """Tell what else than weights the step depends on.
+
+    Args:
+        device: Type of device.
+        training: Whether the decoder is in training mode.
+
+    Returns:
+        : Inference mode, type of autocast, and training.
+
+    """
+    # The meta device knows no autocast, and raises.
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
+
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.get_autocast_dtype(device) if autocast else None,
+        training,
+    )
 
 
 def _distances(

@@ -1,7 +1,7 @@
 """Multi-head damped exponential moving average (EMA)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,14 +19,109 @@ class EMAStepCoefficients(NamedTuple):
     Args:
         weights: Weights of input and previous state, (H, D) and (H, D); with
             `truncation_length`, of its inputs alone, older ones first, (L, D).
+        input_weight: Weight of the input in the output, omega included. (D,)
         residual_weight: Weight omega. (D,)
         activation: Activation function phi.
 
     """
 
     weights: tuple[torch.Tensor, ...]
+    input_weight: torch.Tensor
     residual_weight: torch.Tensor
     activation: Callable[[torch.Tensor], torch.Tensor]
+
+    def carry(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute what the state brings to the next position, whatever comes there.
+
+        Args:
+            state: State before the position. (..., H, D); with `truncation_length`,
+                the previous inputs, older ones first. (..., L, D)
+
+        Returns:
+            : What `advance` goes on from.
+            : What is to be added to the average. (..., D)
+
+        """
+        if len(self.weights) == 1:
+            (kernel,) = self.weights
+            length = state.size(-2)
+
+            return state, (state * kernel[..., -1 - length : -1, :]).sum(-2)
+
+        _, retention = self.weights
+        kept = retention * state
+
+        return kept, kept.sum(-2)
+
+    def advance(self, kept: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """Compute the state after a position.
+
+        Args:
+            kept: What `carry` gave.
+            inputs: Inputs, zero where they are kept out of the average. (..., D)
+
+        Returns:
+            : State, a new tensor, in float32 or wider. Shape as before; with
+                `truncation_length`, one input longer up to `truncation_length` - 1.
+
+        """
+        inputs = inputs.unsqueeze(-2)
+
+        if len(self.weights) == 1:
+            (kernel,) = self.weights
+            seen = torch.cat([kept, inputs], dim=-2)
+
+            return seen[..., max(seen.size(-2) - kernel.size(-2) + 1, 0) :, :]
+
+        input_weight, _ = self.weights
+
+        return torch.addcmul(kept, input_weight, inputs)
+
+    def output(
+        self,
+        x: torch.Tensor,
+        carried: torch.Tensor,
+        padding: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the output at a position.
+
+        Args:
+            x: Input. (B, D)
+            carried: What the state brings, see `carry`. (B, D)
+            padding: True where the input is kept out of the average. (B,), bool
+
+        Returns:
+            : Output. (B, D)
+
+        """
+        weight = self.input_weight
+
+        if padding is not None:
+            weight = torch.where(padding.unsqueeze(-1), self.residual_weight, weight)
+
+        return self.activation(torch.addcmul(carried, x, weight).to(x.dtype))
+
+
+def stack_ema_coefficients(
+    coefficients: Sequence[EMAStepCoefficients],
+) -> EMAStepCoefficients:
+    """Put the coefficients of N EMAs together.
+
+    Args:
+        coefficients: Coefficients of each. [N]
+
+    Returns:
+        : Coefficients for `carry` and `advance`, of the states of all. (N, B, ...)
+
+    """
+    first = coefficients[0]
+
+    return first._replace(
+        weights=tuple(
+            torch.stack(weights).unsqueeze(1)
+            for weights in zip(*(each.weights for each in coefficients), strict=True)
+        )
+    )
 
 
 class _Transpose(torch.autograd.Function):
@@ -164,11 +259,16 @@ class MultiHeadDampedEMA(torch.nn.Module):
         """
         if self.truncation_length is not None:
             weights = (self.kernel(self.truncation_length).t().flip(0),)
+            input_weight = weights[0][-1]
         else:
             weights = tuple(values.t().contiguous() for values in self.coefficients())
+            input_weight = weights[0].sum(0)
 
         return EMAStepCoefficients(
-            weights, self.residual_weight, light_call(self.activation)
+            weights,
+            input_weight + self.residual_weight,
+            self.residual_weight,
+            light_call(self.activation),
         )
 
     def kernel(self, length: int) -> torch.Tensor:
@@ -198,7 +298,7 @@ class MultiHeadDampedEMA(torch.nn.Module):
             : Output sequences. (B, U, D)
 
         """
-        inputs = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
+        inputs = masked(x, padding)
         length = x.size(1)
 
         if self.truncation_length is not None and self.truncation_length < length:
@@ -206,7 +306,9 @@ class MultiHeadDampedEMA(torch.nn.Module):
         else:
             average = self._filter(inputs)
 
-        return _output(average, x, self.residual_weight, self.activation)
+        average = average.to(x.dtype)
+
+        return self.activation(torch.addcmul(average, x, self.residual_weight))
 
     def init_state(self) -> torch.Tensor:
         """Make the state before the first position of one sequence.
@@ -245,28 +347,12 @@ class MultiHeadDampedEMA(torch.nn.Module):
                 `truncation_length`, one input longer up to `truncation_length` - 1.
 
         """
-        inputs = x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
-
         coefficients = coefficients or self.step_coefficients()
 
-        if self.truncation_length is None:
-            input_weight, retention = coefficients.weights
-            new_state = torch.addcmul(
-                retention * state, input_weight, inputs.unsqueeze(1)
-            )
-            average = new_state.sum(1)
-        else:
-            seen = torch.cat([state, inputs.unsqueeze(1)], dim=1)
-            seen = seen[:, -self.truncation_length :]
+        kept, carried = coefficients.carry(state)
+        after = coefficients.advance(kept, masked(x, padding))
 
-            (kernel,) = coefficients.weights
-            average = (seen * kernel[-seen.size(1) :]).sum(1)
-
-            new_state = seen[:, max(seen.size(1) - self.truncation_length + 1, 0) :]
-
-        out = _output(average, x, coefficients.residual_weight, coefficients.activation)
-
-        return out, new_state.to(state.dtype)
+        return coefficients.output(x, carried, padding), after.to(state.dtype)
 
     def _filter(self, x: torch.Tensor) -> torch.Tensor:
         """Filter by blocks: a product inside each block, the state across blocks.
@@ -349,13 +435,18 @@ class MultiHeadDampedEMA(torch.nn.Module):
         return out.reshape(batch, -1, size)[:, :length]
 
 
-def _output(
-    average: torch.Tensor,
-    x: torch.Tensor,
-    residual_weight: torch.Tensor,
-    activation: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    return activation(torch.addcmul(average.to(x.dtype), x, residual_weight))
+def masked(x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+    """Set to zero what is padding.
+
+    Args:
+        x: Inputs. (..., D)
+        padding: True where one is padding (None = nowhere). (...), bool
+
+    Returns:
+        : Inputs. (..., D)
+
+    """
+    return x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
 
 
 def _powers(base: torch.Tensor, length: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import operator
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 _VERSION = operator.attrgetter("_version")
 
@@ -48,6 +49,7 @@ class WeightsWatch:
                 part._backward_hooks,
             )
         ]
+        self._hooks_given = RemovableHandle.next_id
         self._hooked = self._look_for_hooks()
         self._seen = self._look()
 
@@ -56,10 +58,24 @@ class WeightsWatch:
         now = map(dict.get, self._tables, self._names)
 
         return (
-            self._look_for_hooks() == self._hooked
+            self._same_hooks()
             and all(map(operator.is_, now, self._held))
             and self._look() == self._seen
         )
+
+    def _same_hooks(self) -> bool:
+        # torch counts all the hooks that it ever took, of whatever module.
+        given = RemovableHandle.next_id
+
+        if self._hooked is None and given == self._hooks_given:
+            return True
+
+        same = self._look_for_hooks() == self._hooked
+
+        if same:
+            self._hooks_given = given
+
+        return same
 
     def _look_for_hooks(self) -> list[tuple[int, ...]] | None:
         # Mostly there are none, which is quicker to see than which. Numbers of hooks

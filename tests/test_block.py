@@ -84,6 +84,7 @@ def test_steps_equal_the_sequence_form_in_value_and_gradient(
     block = build(chunk=chunk)
     x = torch.randn(2, 9, 6, dtype=torch.float64, requires_grad=True)
 
+    coefficients = block.step_coefficients()
     ema_state = torch.zeros(2, 2, 6, dtype=torch.float64)
     rows, owners, steps = x.new_empty(0, 4 + 5), [], []
 
@@ -98,8 +99,10 @@ def test_steps_equal_the_sequence_form_in_value_and_gradient(
                 offset = position - t
                 bias[sequence, row] = block.rel_pos_bias.values(offset, offset)[0]
 
-        out, ema_state = block.step(x[:, t], ema_state, rows, bias)
-        steps.append(out)
+        kept, carried = coefficients.ema.carry(ema_state)
+        ema_state = coefficients.ema.advance(kept, x[:, t])
+
+        steps.append(block.step(x[:, t], carried, rows, bias, None, coefficients))
 
     steps, full = torch.stack(steps, dim=1), block(x)
 

@@ -116,3 +116,14 @@ def test_weights_made_in_inference_mode_can_be_watched():
 
     model[0].weight = torch.nn.Parameter(torch.ones(3, 2))
     assert not watch.unchanged()
+
+
+def test_hooks_of_other_modules_do_not_count():
+    model, other = build(), build()
+    watch = WeightsWatch(model)
+
+    other[0].register_forward_hook(print)
+    assert watch.unchanged()
+
+    model[0].register_forward_hook(print)
+    assert not watch.unchanged()

@@ -205,10 +205,10 @@ def _ema(decoder: str, settings: Mapping[str, Any], length: int) -> int:
         return 5 * size * heads + size
 
     if reach is not None:
-        # The inputs within reach; the residual.
-        return size * min(length, reach) + size
+        # The inputs within reach, of which the latest takes the residual along.
+        return size * min(length, reach)
 
-    # State and input; the residual.
+    # State and input; the output from the latter, which takes the residual along.
     return 2 * size * heads + size
 
 

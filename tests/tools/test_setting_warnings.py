@@ -88,8 +88,8 @@ def test_settings_that_hurt_nobody_get_no_warning(warnings, decoder, conf):
         (
             "mega_bias",
             {"truncation_length": 5},
-            # D 12: inputs 12 * 5, residual 12; 4 inputs.
-            "then pays 72 multiply-adds per label for the EMA instead of 108, and "
+            # D 12: inputs 12 * 5, the residual in one of them; 4 inputs.
+            "then pays 60 multiply-adds per label for the EMA instead of 108, and "
             "keeps 192 bytes of state instead of 192",
             "truncation_length: null",
         ),
