@@ -1,15 +1,10 @@
 """Moving average equipped gated attention (MEGA) block."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 
 from espnet_mega_bias.attention import causal_attention
-from espnet_mega_bias.ema import EMAStepCoefficients, MultiHeadDampedEMA
-from espnet_mega_bias.few_rows_linear import few_rows_linear
+from espnet_mega_bias.ema import MultiHeadDampedEMA
 from espnet_mega_bias.gated_linear import gated_linear
-from espnet_mega_bias.light_call import light_call
 from espnet_mega_bias.linear import linear
 from espnet_mega_bias.position_bias import (
     OffsetBias,
@@ -17,42 +12,7 @@ from espnet_mega_bias.position_bias import (
     RotaryRelativePositionBias,
 )
 
-Layer = Callable[[torch.Tensor], torch.Tensor]
-
 REL_POS_BIAS_TYPES = ("simple", "rotary")
-
-
-class StepCoefficients(NamedTuple):
-    """What a step derives from the weights alone, and the modules that it calls.
-
-    Looking up a submodule takes about as long as calling torch does.
-
-    Args:
-        ema: Coefficients of the EMA.
-        query_weight: Weight that makes the query from the key. (S,)
-        query_bias: Bias that makes the query from the key. (S,)
-        proj_v: Linear layer of the value, for few rows.
-        proj_mx: Linear layer of gates and key, for few rows.
-        proj_h: Linear layer of the attention output, for few rows.
-        activation: Activation function phi.
-        normalization: Normalization.
-        dropout: Dropout of the values and of the block output.
-        dropout_attn: Dropout of the attention weights.
-        dropout_ema: Dropout of the EMA output.
-
-    """
-
-    ema: EMAStepCoefficients
-    query_weight: torch.Tensor
-    query_bias: torch.Tensor
-    proj_v: Layer
-    proj_mx: Layer
-    proj_h: Layer
-    activation: Layer
-    normalization: Layer
-    dropout: torch.nn.Dropout
-    dropout_attn: torch.nn.Dropout
-    dropout_ema: torch.nn.Dropout
 
 
 class MEGA(torch.nn.Module):
@@ -240,80 +200,6 @@ class MEGA(torch.nn.Module):
 
         return self.output(x, update, attended, gate, candidate)
 
-    def step(
-        self,
-        x: torch.Tensor,
-        carried: torch.Tensor,
-        rows: torch.Tensor,
-        bias: torch.Tensor,
-        padding: torch.Tensor | None,
-        coefficients: StepCoefficients,
-    ) -> torch.Tensor:
-        """Compute the block at the next position of each of B sequences.
-
-        What happens to the state of the EMA is up to the caller, who does that for all
-        blocks at once.
-
-        Args:
-            x: Input. (B, D)
-            carried: What the EMA's state before this position brings, see
-                `EMAStepCoefficients.carry`. (B, D)
-            rows: Keys, and beside them values, of all sequences together. The last B
-                rows are overwritten with those of this position. (R, S + V)
-            bias: Relative position bias of each row, -inf where a sequence does not
-                attend to it. (B, R)
-            padding: True where this position is padding: kept out of the EMA, and
-                attending to nothing if `bias` leaves nothing. (B,), bool
-            coefficients: What `step_coefficients` returns with the present weights.
-
-        Returns:
-            : Output. (B, D)
-
-        """
-        value = coefficients.activation(coefficients.proj_v(x))
-        average = coefficients.ema.output(x, carried, padding)
-
-        update, key, gate, candidate = self.gates(average, coefficients)
-        query = torch.addcmul(coefficients.query_bias, key, coefficients.query_weight)
-
-        rows[-x.size(0) :].copy_(torch.cat((key, value), 1))
-        keys, values = rows.split_with_sizes([self.qk_size, self.v_size], dim=1)
-
-        scores = torch.addmm(bias, query, keys.t())
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        weights = torch.softmax(scores, -1, wide)
-
-        if padding is not None:
-            weights = weights.masked_fill(bias.isneginf().all(-1, keepdim=True), 0.0)
-
-        attended = torch.mm(
-            _drop(coefficients.dropout_attn, weights).to(values.dtype),
-            _drop(coefficients.dropout, values),
-        )
-
-        return self.output(x, update, attended, gate, candidate, coefficients)
-
-    def step_coefficients(self) -> StepCoefficients:
-        """Compute what a step derives from the weights alone.
-
-        Returns:
-            : Coefficients.
-
-        """
-        return StepCoefficients(
-            self.multihead_damped_ema.step_coefficients(),
-            self.query_weight(),
-            self.query_bias(),
-            few_rows_linear(self.proj_v),
-            few_rows_linear(self.proj_mx),
-            few_rows_linear(self.proj_h),
-            light_call(self.activation),
-            light_call(self.normalization),
-            self.dropout,
-            self.dropout_attn,
-            self.dropout_ema,
-        )
-
     def query_weight(self) -> torch.Tensor:
         """Compute the weight that makes the query from the key: w_0 w_1 / sqrt(S).
 
@@ -332,14 +218,11 @@ class MEGA(torch.nn.Module):
         """
         return self.qk_bias[0] * self.qk_weight[1] * self.scaling
 
-    def gates(
-        self, average: torch.Tensor, coefficients: StepCoefficients | None = None
-    ) -> tuple[torch.Tensor, ...]:
+    def gates(self, average: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute everything that comes from the EMA output.
 
         Args:
             average: EMA output. (..., D)
-            coefficients: Those of a step (None = this is no step).
 
         Returns:
             : Update gate u. (..., D)
@@ -348,23 +231,12 @@ class MEGA(torch.nn.Module):
             : Candidate h0 before the attention is added. (..., D)
 
         """
-        parts = coefficients or self
-        average = _drop(parts.dropout_ema, average)
-        mixed = (
-            coefficients.proj_mx(average)
-            if coefficients
-            else linear(self.proj_mx, average)
-        )
+        mixed = linear(self.proj_mx, self.dropout_ema(average))
         update, key, gate, candidate = mixed.split_with_sizes(
             [self.size, self.qk_size, self.v_size, self.size], dim=-1
         )
 
-        return (
-            torch.sigmoid(update),
-            parts.activation(key),
-            gate,
-            candidate,
-        )
+        return torch.sigmoid(update), self.activation(key), gate, candidate
 
     def output(
         self,
@@ -373,7 +245,6 @@ class MEGA(torch.nn.Module):
         attended: torch.Tensor,
         gate: torch.Tensor,
         candidate: torch.Tensor,
-        coefficients: StepCoefficients | None = None,
     ) -> torch.Tensor:
         """Mix the gated attention into the input.
 
@@ -383,22 +254,15 @@ class MEGA(torch.nn.Module):
             attended: Attention output o. (..., V)
             gate: Attention gate g, before its activation. (..., V)
             candidate: Candidate h0. (..., D)
-            coefficients: Those of a step (None = this is no step).
 
         Returns:
             : Block output. (..., D)
 
         """
-        parts = coefficients or self
-        projected = (
-            coefficients.proj_h(attended * coefficients.activation(gate))
-            if coefficients
-            else gated_linear(self.proj_h, attended, gate, self.activation)
-        )
-        hidden = parts.activation(candidate + projected)
-        hidden = _drop(parts.dropout, hidden).to(x.dtype)
+        projected = gated_linear(self.proj_h, attended, gate, self.activation)
+        hidden = self.dropout(self.activation(candidate + projected)).to(x.dtype)
 
-        return parts.normalization(torch.lerp(x, hidden, update.to(x.dtype)))
+        return self.normalization(torch.lerp(x, hidden, update.to(x.dtype)))
 
     @staticmethod
     def _into_chunks(x: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -415,11 +279,6 @@ class MEGA(torch.nn.Module):
         x = torch.nn.functional.pad(x, (0, 0, 0, -x.size(1) % chunk))
 
         return x.reshape(-1, chunk, x.size(-1))
-
-
-def _drop(dropout: torch.nn.Dropout, x: torch.Tensor) -> torch.Tensor:
-    # A step of the search is dozens of small calls: those that do nothing count.
-    return dropout(x) if dropout.training else x
 
 
 def _build_bias(

@@ -15,7 +15,8 @@ from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
 from espnet2.asr_transducer.normalization import get_normalization
 from typeguard import typechecked
 
-from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES, StepCoefficients
+from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES
+from espnet_mega_bias.block_step import block_step
 from espnet_mega_bias.decoder_state import DecoderState, History
 from espnet_mega_bias.ema import EMAStepCoefficients, masked, stack_ema_coefficients
 from espnet_mega_bias.feed_forward import feed_forward, feed_forward_step
@@ -49,14 +50,12 @@ class _Block(NamedTuple):
     """What a step calls in a block.
 
     Args:
-        mega: MEGA block.
-        coefficients: Its coefficients.
+        mega: MEGA block, for a step.
         feed_forward: Feed-forward module, for few rows.
 
     """
 
-    mega: MEGA
-    coefficients: StepCoefficients
+    mega: Callable[..., torch.Tensor]
     feed_forward: Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -480,7 +479,7 @@ class MEGABiasDecoder(AbsDecoder):
         kept, carried = derived.emas.carry(ema_states)
         inputs = zip(
             carried.unbind(),
-            (buffer[:total] for buffer in cache.buffers),
+            (buffer.narrow(0, 0, total) for buffer in cache.buffers),
             bias.unbind(),
             strict=True,
         )
@@ -488,7 +487,7 @@ class MEGABiasDecoder(AbsDecoder):
 
         for block, arguments in zip(derived.blocks, inputs, strict=True):
             block_inputs.append(x)
-            x = block.mega.step(x, *arguments, padding, block.coefficients)
+            x = block.mega(x, *arguments, padding)
             x = block.feed_forward(x)
 
         block_inputs = masked(torch.stack(block_inputs), padding)
@@ -602,9 +601,13 @@ class MEGABiasDecoder(AbsDecoder):
         distances = min(max(_FIRST_DISTANCES, 2 * length), limit)
 
         by_distance = torch.stack([bias.last_row(distances).flip(0) for bias in biases])
+        emas = [
+            mega.multihead_damped_ema.step_coefficients()
+            for mega, _ in self.mega_blocks
+        ]
         blocks = [
-            _Block(mega, mega.step_coefficients(), feed_forward_step(module))
-            for mega, module in self.mega_blocks
+            _Block(block_step(mega, ema), feed_forward_step(module))
+            for (mega, module), ema in zip(self.mega_blocks, emas, strict=True)
         ]
         device = self.embed.weight.device
         derived = _Derived(
@@ -613,7 +616,7 @@ class MEGABiasDecoder(AbsDecoder):
             WeightsWatch(self),
             self.embed,
             blocks,
-            stack_ema_coefficients([block.coefficients.ema for block in blocks]),
+            stack_ema_coefficients(emas),
             light_call(self.final_norm),
             torch.nn.functional.pad(by_distance, (0, 1), value=float("-inf")),
             math.inf if distances == limit else distances,

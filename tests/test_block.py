@@ -77,40 +77,6 @@ def test_without_padding_nothing_is_hidden(build, assert_close64):
     assert not torch.allclose(block(x), block(x, torch.arange(7).expand(2, 7) == 3))
 
 
-@pytest.mark.parametrize("chunk", [-1, 4])
-def test_steps_equal_the_sequence_form_in_value_and_gradient(
-    build, assert_close64, assert_gradients64, chunk
-):
-    block = build(chunk=chunk)
-    x = torch.randn(2, 9, 6, dtype=torch.float64, requires_grad=True)
-
-    coefficients = block.step_coefficients()
-    ema_state = torch.zeros(2, 2, 6, dtype=torch.float64)
-    rows, owners, steps = x.new_empty(0, 4 + 5), [], []
-
-    for t in range(9):
-        # The rows of both sequences lie between one another.
-        rows = torch.cat([rows, x.new_empty(2, 4 + 5)])
-        owners += [(0, t), (1, t)]
-        bias = x.new_full((2, len(owners)), float("-inf"))
-
-        for row, (sequence, position) in enumerate(owners):
-            if chunk < 0 or position // chunk == t // chunk:
-                offset = position - t
-                bias[sequence, row] = block.rel_pos_bias.values(offset, offset)[0]
-
-        kept, carried = coefficients.ema.carry(ema_state)
-        ema_state = coefficients.ema.advance(kept, x[:, t])
-
-        steps.append(block.step(x[:, t], carried, rows, bias, None, coefficients))
-
-    steps, full = torch.stack(steps, dim=1), block(x)
-
-    assert_close64(steps, full)
-
-    assert_gradients64(steps, full, [x, *block.parameters()])
-
-
 @pytest.mark.parametrize("mask", [torch.zeros(1, 3), torch.ones(1, 3).long()])
 def test_a_mask_of_numbers_is_refused(build, mask):
     """A3."""

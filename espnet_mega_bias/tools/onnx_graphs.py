@@ -2,11 +2,13 @@
 
 import copy
 import math
+from typing import NamedTuple
 
 import torch
 
-from espnet_mega_bias.block import MEGA, StepCoefficients
+from espnet_mega_bias.block import MEGA
 from espnet_mega_bias.decoder import MEGABiasDecoder
+from espnet_mega_bias.ema import EMAStepCoefficients
 from espnet_mega_bias.tools.error import ToolError
 
 
@@ -88,7 +90,7 @@ class DecoderStep(torch.nn.Module):
         self.embed = decoder.embed
         self.blocks = decoder.mega_blocks
         self.final_norm = decoder.final_norm
-        self.coefficients = [mega.step_coefficients() for mega, _ in self.blocks]
+        self.coefficients = [_Coefficients.of(mega) for mega, _ in self.blocks]
 
         self.padding_label = decoder.pad_idx
         self.chunk_size = decoder.chunk_size
@@ -249,9 +251,36 @@ class Joint(torch.nn.Module):
         return torch.log_softmax(logits, dim=-1)
 
 
+class _Coefficients(NamedTuple):
+    """What a block derives from its weights alone.
+
+    Args:
+        ema: Coefficients of its EMA.
+        query_weight: Weight that makes the query from the key. (S,)
+        query_bias: Bias that makes the query from the key. (S,)
+
+    """
+
+    ema: EMAStepCoefficients
+    query_weight: torch.Tensor
+    query_bias: torch.Tensor
+
+    @classmethod
+    def of(cls, mega: MEGA) -> "_Coefficients":
+        """Compute them.
+
+        Args:
+            mega: Block.
+
+        """
+        ema = mega.multihead_damped_ema.step_coefficients()
+
+        return cls(ema, mega.query_weight(), mega.query_bias())
+
+
 def _step(
     mega: MEGA,
-    coefficients: StepCoefficients,
+    coefficients: _Coefficients,
     x: torch.Tensor,
     ema: torch.Tensor,
     keys: torch.Tensor,
@@ -259,7 +288,7 @@ def _step(
     bias: torch.Tensor,
     padding: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """Do what `MEGA.step` does, with keys and values of each sequence for itself.
+    """Do what `block_step` does, with keys and values of each sequence for itself.
 
     Args:
         mega: Block.
