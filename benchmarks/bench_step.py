@@ -83,7 +83,7 @@ def espnet_state(decoder: MEGABiasDecoder, state: DecoderState) -> list[dict]:
     for n, (mega, _) in enumerate(decoder.mega_blocks):
         ema = mega.multihead_damped_ema
         projection = ema.kernel_projection_matrix / ema.num_heads**0.5
-        rows = [state.cache.buffers[n][rows] for rows, _ in history]
+        rows = [state.cache.buffer[n, rows] for rows, _ in history]
         keys, values = torch.cat(
             [*rows, mega.qk_weight.new_empty(0, mega.qk_size + mega.v_size)]
         ).split([mega.qk_size, mega.v_size], dim=-1)

@@ -27,10 +27,11 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
     Returns:
         : Function, to be made anew when that of `few_rows_linear` is. Its arguments:
             the input, (B, D); what the EMA's state before this position brings (see
-            `EMAStepCoefficients.carry`), (B, D); keys, and beside them values, of all
-            sequences together, of which the last B rows are overwritten with those of
-            this position, (R, S + V); the relative position bias of each row, -inf
-            where a sequence does not attend to it, (B, R); True where this position is
+            `EMAStepCoefficients.carry`), (B, D); where to write keys and values of this
+            position, beside each other, (B, S + V); keys of all sequences together,
+            those included, transposed, (S, R); values likewise, (R, V); the relative
+            position bias of each, -inf where a sequence does not attend to it, (B, R);
+            True where this position is
             padding, kept out of the EMA, and attending to nothing if the bias leaves
             nothing (None = nowhere), (B,), bool. It gives the output. (B, D)
 
@@ -43,13 +44,14 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
     dropout_ema = mega.dropout_ema
     query_weight, query_bias = mega.query_weight(), mega.query_bias()
     wide = torch.float32 if _some_half(mega.proj_v.weight) else None
-    row = [mega.qk_size, mega.v_size]
-    mixed = [mega.size, *row, mega.size]
+    sizes = [mega.size, mega.qk_size, mega.v_size, mega.size]
 
     def step(
         x: torch.Tensor,
         carried: torch.Tensor,
-        rows: torch.Tensor,
+        newest: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         bias: torch.Tensor,
         padding: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -59,15 +61,12 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
         if dropout_ema.training:
             average = dropout_ema(average)
 
-        update, key, gate, hidden = proj_mx(average).split_with_sizes(mixed, 1)
+        update, key, gate, hidden = proj_mx(average).split_with_sizes(sizes, 1)
         key = activation(key)
         query = torch.addcmul(query_bias, key, query_weight)
 
-        count = x.size(0)
-        rows.narrow(0, -count, count).copy_(torch.cat((key, value), 1))
-        keys, values = rows.split_with_sizes(row, 1)
-
-        scores, nothing = torch.addmm(bias, query, keys.t()), None
+        newest.copy_(torch.cat((key, value), 1))
+        scores, nothing = torch.addmm(bias, query, keys), None
 
         if padding is not None:
             nothing = bias.isneginf().all(-1, keepdim=True)

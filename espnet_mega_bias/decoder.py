@@ -237,6 +237,7 @@ class MEGABiasDecoder(AbsDecoder):
 
         self.final_norm = norm_class(block_size, **norm_args)
 
+        self._row_sizes = (qk_size, v_size)
         self.vocab_size = vocab_size
         self.output_size = block_size
         self.chunk_size = chunk_size
@@ -477,12 +478,17 @@ class MEGABiasDecoder(AbsDecoder):
 
         ema_states = _stack([state.ema_state for state in states])
         kept, carried = derived.emas.carry(ema_states)
-        inputs = zip(
-            carried.unbind(),
-            (buffer.narrow(0, 0, total) for buffer in cache.buffers),
-            bias.unbind(),
-            strict=True,
-        )
+        attended = cache.buffer.narrow(1, 0, total)
+
+        if torch.is_grad_enabled():
+            # Autograd keeps what a block attends to, and notices what is written beside
+            # it, by the next one too.
+            parts = [part.clone() for part in attended.unbind()]
+            views = zip(*(self._views(part, count) for part in parts), strict=True)
+        else:
+            views = (view.unbind() for view in self._views(attended, count))
+
+        inputs = zip(carried.unbind(), *views, bias.unbind(), strict=True)
         x, block_inputs = derived.embed(newest), []
 
         for block, arguments in zip(derived.blocks, inputs, strict=True):
@@ -492,6 +498,9 @@ class MEGABiasDecoder(AbsDecoder):
 
         block_inputs = masked(torch.stack(block_inputs), padding)
         ema_states = derived.emas.advance(kept, block_inputs).to(ema_states.dtype)
+
+        if torch.is_grad_enabled():
+            cache.buffer = torch.stack(parts)
 
         # Only now: the rows of a step that was interrupted are to be overwritten.
         cache.used = total
@@ -530,11 +539,7 @@ class MEGABiasDecoder(AbsDecoder):
         ]
 
         if not parts:
-            weight = self.embed.weight
-            rows = [
-                weight.new_empty(0, mega.qk_size + mega.v_size)
-                for mega, _ in self.mega_blocks
-            ]
+            rows = self.embed.weight.new_empty(self.num_blocks, 0, sum(self._row_sizes))
 
             return new_cache(rows, len(states)), histories
 
@@ -549,10 +554,33 @@ class MEGABiasDecoder(AbsDecoder):
         if not torch.is_grad_enabled():
             for state, history, start in zip(states, histories, first, strict=True):
                 # A state with a graph keeps it.
-                if history and not state.cache.buffers[0].requires_grad:
+                if history and not state.cache.buffer.requires_grad:
                     state.move(cache, history, start)
 
         return cache, histories
+
+    def _views(
+        self, rows: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Take rows of a cache apart.
+
+        Args:
+            rows: Rows that are attended to. (..., R, S + V)
+            count: Number of new ones B, at the end.
+
+        Returns:
+            : New rows. (..., B, S + V)
+            : Keys, transposed. (..., S, R)
+            : Values. (..., R, V)
+
+        """
+        keys, values = self._row_sizes
+
+        return (
+            rows.narrow(-2, -count, count),
+            rows.narrow(-1, 0, keys).transpose(-1, -2),
+            rows.narrow(-1, keys, values),
+        )
 
     def _first_in_reach(self, position: int) -> int:
         """Find the first position that the given one attends to.

@@ -23,14 +23,14 @@ class KeyValueCache:
     and later hypotheses follow them there, so that they keep sharing.
 
     Args:
-        buffers: Rows of each block, uninitialised from `used` on. [N x (C, S + V)]
+        buffer: Rows of each block, uninitialised from `used` on. (N, C, S + V)
         used: Number of rows in use.
 
     """
 
-    def __init__(self, buffers: list[torch.Tensor], used: int) -> None:
+    def __init__(self, buffer: torch.Tensor, used: int) -> None:
         """Construct a KeyValueCache object."""
-        self.buffers = buffers
+        self.buffer = buffer
         self.used = used
 
         # Weak, or what an early state holds would keep all caches after it alive.
@@ -48,14 +48,12 @@ class KeyValueCache:
             count: Number of rows.
 
         """
-        buffer = self.buffers[0]
-
         return (
             self._living_successor() is None
-            and self.used + count <= buffer.size(0)
+            and self.used + count <= self.buffer.size(1)
             # Autograd may still need the rows as they are.
             and not torch.is_grad_enabled()
-            and (not buffer.is_inference() or torch.is_inference_mode_enabled())
+            and (not self.buffer.is_inference() or torch.is_inference_mode_enabled())
         )
 
     def follow(
@@ -122,22 +120,22 @@ class KeyValueCache:
         """
         first, self.used = self.used, self.used + rows.numel()
 
-        for ours, theirs in zip(self.buffers, other.buffers, strict=True):
-            if torch.is_grad_enabled():
-                ours[first : self.used] = theirs[rows]
-            else:
-                # Half the cost, but autograd can't follow.
+        if torch.is_grad_enabled():
+            self.buffer[:, first : self.used] = other.buffer[:, rows]
+        else:
+            # Half the cost, but autograd can't follow.
+            for ours, theirs in zip(self.buffer, other.buffer, strict=True):
                 torch.index_select(theirs, 0, rows, out=ours[first : self.used])
 
         return torch.arange(first, self.used, device=rows.device)
 
 
-def new_cache(like: Sequence[torch.Tensor], count: int) -> KeyValueCache:
+def new_cache(like: torch.Tensor, count: int) -> KeyValueCache:
     """Make an empty cache.
 
     Args:
-        like: Tensor of each block with the features, type and device of its rows.
-            [N x (..., S + V)]
+        like: Tensor with the blocks, features, type and device of its rows.
+            (N, ..., S + V)
         count: Number of rows that it must take; there is room for more.
 
     Returns:
@@ -146,9 +144,7 @@ def new_cache(like: Sequence[torch.Tensor], count: int) -> KeyValueCache:
     """
     capacity = count if torch.is_grad_enabled() else _FREE_ROWS + 2 * count
 
-    return KeyValueCache(
-        [tensor.new_empty(capacity, tensor.size(-1)) for tensor in like], 0
-    )
+    return KeyValueCache(like.new_empty(like.size(0), capacity, like.size(-1)), 0)
 
 
 def join(
@@ -180,7 +176,7 @@ def join(
         for key in caches
     }
     joint = new_cache(
-        parts[0][0].buffers, sum(rows.numel() for rows in used.values()) + count
+        parts[0][0].buffer, sum(rows.numel() for rows in used.values()) + count
     )
     places = {key: cache.move(used[key], joint) for key, cache in caches.items()}
 

@@ -285,9 +285,9 @@ def held(model, state):
     """All that the next step reads: EMA states, positions, keys and values by block."""
     history = state.history_from(model._first_in_reach(state.length))
     rows, positions = history[0] if history else [torch.tensor([]).long()] * 2
-    buffers = state.cache.buffers if history else []
+    attended = [state.cache.buffer[:, rows]] if history else []
 
-    return [state.ema_state, positions, *(buffer[rows] for buffer in buffers)]
+    return [state.ema_state, positions, *attended]
 
 
 @torch.no_grad()
@@ -336,7 +336,7 @@ def test_states_have_the_type_of_the_weights(build, dtype):
 
         assert model.init_state().ema_state.dtype == dtype
         assert state.ema_state.dtype == dtype
-        assert {buffer.dtype for buffer in state.cache.buffers} == {dtype}
+        assert state.cache.buffer.dtype == dtype
 
 
 def test_decoding_goes_on_past_max_positions(build, assert_close64):

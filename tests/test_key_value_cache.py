@@ -14,7 +14,7 @@ def append(cache, numbers):
     """Append rows that hold their number in each of two blocks."""
     first, cache.used = cache.used, cache.used + len(numbers)
 
-    for block, buffer in enumerate(cache.buffers):
+    for block, buffer in enumerate(cache.buffer):
         for row, number in zip(range(first, cache.used), numbers, strict=True):
             buffer[row] = 100.0 * block + number
 
@@ -22,14 +22,14 @@ def append(cache, numbers):
 
 
 def make(count):
-    return new_cache([torch.empty(0, 3), torch.empty(0, 5)], count)
+    return new_cache(torch.empty(2, 0, 3), count)
 
 
 def read(cache, rows):
     """The numbers in some rows, checked to be the same in both blocks."""
-    first, second = (buffer[rows] for buffer in cache.buffers)
+    first, second = cache.buffer[:, rows]
 
-    assert (second[:, :3] - first == 100.0).all()
+    assert (second - first == 100.0).all()
     assert (second == second[:, :1]).all()
     assert (rows < cache.used).all()
 
@@ -47,7 +47,7 @@ def test_rows_are_appended_in_place_while_there_is_room():
 
 def test_a_full_cache_is_left_and_all_who_follow_meet_again():
     cache = make(1)
-    room = cache.buffers[0].size(0)
+    room = cache.buffer.size(1)
     rows = append(cache, range(room))
     ours, theirs, others = rows[:4], rows[2:9], rows[[0, 30]]
 
@@ -78,7 +78,7 @@ def test_rows_are_found_through_many_moves():
     last, (place,) = join([(first, kept)], 1)
     assert read(last, place) == [7, 8, 9]
     # Nothing that is out of use is carried along.
-    assert cache.buffers[0].size(0) < 100
+    assert cache.buffer.size(1) < 100
 
 
 def test_rows_of_strangers_are_joined():

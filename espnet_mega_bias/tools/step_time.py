@@ -87,14 +87,12 @@ def _prepared(decoder: "MEGABiasDecoder", length: int) -> Callable[[], tuple]:
     from espnet_mega_bias.key_value_cache import new_cache
 
     before = length - 1
-    empty = [
-        decoder.embed.weight.new_empty(0, mega.qk_size + mega.v_size)
-        for mega, _ in decoder.mega_blocks
-    ]
+    mega, _ = decoder.mega_blocks[0]
+    empty = decoder.embed.weight.new_empty(
+        decoder.num_blocks, 0, mega.qk_size + mega.v_size
+    )
     cache = new_cache(empty, length)
-
-    for buffer in cache.buffers:
-        buffer.normal_()
+    cache.buffer.normal_()
 
     reach = decoder.mega_blocks[0][0].multihead_damped_ema.truncation_length
     ema_state = decoder.init_state().ema_state

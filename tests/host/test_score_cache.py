@@ -303,7 +303,7 @@ def test_rows_that_live_are_bounded_by_what_is_attended_to(
         hyps = search(frame_numbers(start, start + 100), is_final=False)
         assert min(len(hyp.yseq) for hyp in hyps) == start + 101
 
-        held.append(sum(cache.buffers[0].size(0) for cache in living))
+        held.append(sum(cache.buffer.size(1) for cache in living))
 
     if per_label:
         assert all(rows < per_label * 100 * n for n, rows in enumerate(held, start=1))
