@@ -43,7 +43,7 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
     dropout, dropout_attn = mega.dropout, mega.dropout_attn
     dropout_ema = mega.dropout_ema
     query_weight, query_bias = mega.query_weight(), mega.query_bias()
-    wide = torch.float32 if _some_half(mega.proj_v.weight) else None
+    wide = torch.float32 if _some_half(mega.qk_weight) else None
     sizes = [mega.size, mega.qk_size, mega.v_size, mega.size]
 
     def step(
@@ -106,7 +106,7 @@ def _some_half(weight: torch.Tensor) -> bool:
     """Tell whether there are tensors of half precision in a step.
 
     Args:
-        weight: Some weight.
+        weight: Weight of the block.
 
     """
     device = weight.device.type
