@@ -539,7 +539,9 @@ class MEGABiasDecoder(AbsDecoder):
         ]
 
         if not parts:
-            rows = self.embed.weight.new_empty(self.num_blocks, 0, sum(self._row_sizes))
+            rows = self.embed.weight.new_empty(
+                len(self.mega_blocks), 0, sum(self._row_sizes)
+            )
 
             return new_cache(rows, len(states)), histories
 

@@ -89,7 +89,7 @@ def _prepared(decoder: "MEGABiasDecoder", length: int) -> Callable[[], tuple]:
     before = length - 1
     mega, _ = decoder.mega_blocks[0]
     empty = decoder.embed.weight.new_empty(
-        decoder.num_blocks, 0, mega.qk_size + mega.v_size
+        len(decoder.mega_blocks), 0, mega.qk_size + mega.v_size
     )
     cache = new_cache(empty, length)
     cache.buffer.normal_()
