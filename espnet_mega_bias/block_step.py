@@ -31,9 +31,9 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
             position, beside each other, (B, S + V); keys of all sequences together,
             those included, transposed, (S, R); values likewise, (R, V); the relative
             position bias of each, -inf where a sequence does not attend to it, (B, R);
-            True where this position is
-            padding, kept out of the EMA, and attending to nothing if the bias leaves
-            nothing (None = nowhere), (B,), bool. It gives the output. (B, D)
+            True where this position is padding, kept out of the EMA, and attending to
+            nothing if the bias leaves nothing (None = nowhere), (B,), bool. It gives
+            the output. (B, D)
 
     """
     proj_v, proj_mx, proj_h = map(
