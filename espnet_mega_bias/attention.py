@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch.autograd.function import once_differentiable
 
+from espnet_mega_bias.autocast import autocast_dtype
 from espnet_mega_bias.plain_module import is_plain
 from espnet_mega_bias.position_bias.toeplitz import causal_toeplitz, diagonal_sums
 from espnet_mega_bias.swish import swish_backward
@@ -53,17 +54,11 @@ def causal_attention(
         value = activation(value)
 
     device = query.device.type
-    dtype = value.dtype
-
-    # The meta device knows none, and raises.
-    autocast = not query.is_meta
-
-    if autocast and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-
+    half = autocast_dtype(device)
+    dtype = half or value.dtype
     inputs = (query.to(dtype), key.to(dtype), value.to(dtype), bias, padding)
 
-    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+    with torch.autocast(device, enabled=False) if half else nullcontext():
         if compiling:
             weights = _weights(*inputs[:2], *inputs[3:], 0, query.size(1))
             weights = torch.nn.functional.dropout(weights, dropout_rate)

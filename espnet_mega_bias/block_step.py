@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from espnet_mega_bias.autocast import autocast_dtype
 from espnet_mega_bias.block import MEGA
 from espnet_mega_bias.ema import EMAStepCoefficients
 from espnet_mega_bias.few_rows_linear import few_rows_linear
@@ -43,7 +44,9 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
     dropout, dropout_attn = mega.dropout, mega.dropout_attn
     dropout_ema = mega.dropout_ema
     query_weight, query_bias = mega.query_weight(), mega.query_bias()
-    wide = torch.float32 if _some_half(mega.qk_weight) else None
+    weight = mega.qk_weight
+    half = weight.dtype.itemsize < 4 or autocast_dtype(weight.device.type) is not None
+    wide = torch.float32 if half else None
     sizes = [mega.size, mega.qk_size, mega.v_size, mega.size]
 
     def step(
@@ -61,7 +64,7 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
         if dropout_ema.training:
             average = dropout_ema(average)
 
-        update, key, gate, hidden = proj_mx(average).split_with_sizes(sizes, 1)
+        update, key, gate, candidate = proj_mx(average).split_with_sizes(sizes, 1)
         key = activation(key)
         query = torch.addcmul(query_bias, key, query_weight)
 
@@ -88,7 +91,7 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
             weights = weights.to(values.dtype)
 
         attended = torch.mm(weights, values) * activation(gate)
-        hidden = activation(hidden + proj_h(attended))
+        hidden = activation(candidate + proj_h(attended))
         update = torch.sigmoid(update)
 
         if dropout.training:
@@ -100,18 +103,3 @@ def block_step(mega: MEGA, ema: EMAStepCoefficients) -> Callable[..., torch.Tens
         return normalization(torch.lerp(x, hidden, update))
 
     return step
-
-
-def _some_half(weight: torch.Tensor) -> bool:
-    """Tell whether there are tensors of half precision in a step.
-
-    Args:
-        weight: Weight of the block.
-
-    """
-    device = weight.device.type
-
-    # The meta device knows no autocast, and raises.
-    return weight.dtype.itemsize < 4 or (
-        device != "meta" and torch.is_autocast_enabled(device)
-    )

@@ -15,6 +15,7 @@ from espnet2.asr_transducer.decoder.modules.mega.feed_forward import (
 from espnet2.asr_transducer.normalization import get_normalization
 from typeguard import typechecked
 
+from espnet_mega_bias.autocast import autocast_dtype
 from espnet_mega_bias.block import MEGA, REL_POS_BIAS_TYPES
 from espnet_mega_bias.block_step import block_step
 from espnet_mega_bias.decoder_state import DecoderState, History
@@ -69,6 +70,7 @@ class _Derived(NamedTuple):
         embed: Embedding.
         blocks: Blocks. [N]
         emas: Coefficients of the EMAs of all blocks.
+        row_sizes: Sizes of key and value.
         final_norm: Normalization of the output.
         bias: Bias of each block by distance, -inf at the end. (N, L + 1)
         reach: Length of the longest sequence that the bias is enough for.
@@ -81,6 +83,7 @@ class _Derived(NamedTuple):
     embed: Callable[[torch.Tensor], torch.Tensor]
     blocks: list[_Block]
     emas: EMAStepCoefficients
+    row_sizes: tuple[int, int]
     final_norm: Callable[[torch.Tensor], torch.Tensor]
     bias: torch.Tensor
     reach: float
@@ -237,7 +240,6 @@ class MEGABiasDecoder(AbsDecoder):
 
         self.final_norm = norm_class(block_size, **norm_args)
 
-        self._row_sizes = (qk_size, v_size)
         self.vocab_size = vocab_size
         self.output_size = block_size
         self.chunk_size = chunk_size
@@ -484,9 +486,13 @@ class MEGABiasDecoder(AbsDecoder):
             # Autograd keeps what a block attends to, and notices what is written beside
             # it, by the next one too.
             parts = [part.clone() for part in attended.unbind()]
-            views = zip(*(self._views(part, count) for part in parts), strict=True)
+            views = zip(
+                *(_views(part, count, derived.row_sizes) for part in parts), strict=True
+            )
         else:
-            views = (view.unbind() for view in self._views(attended, count))
+            views = (
+                view.unbind() for view in _views(attended, count, derived.row_sizes)
+            )
 
         inputs = zip(carried.unbind(), *views, bias.unbind(), strict=True)
         x, block_inputs = derived.embed(newest), []
@@ -539,11 +545,12 @@ class MEGABiasDecoder(AbsDecoder):
         ]
 
         if not parts:
-            rows = self.embed.weight.new_empty(
-                len(self.mega_blocks), 0, sum(self._row_sizes)
+            mega, _ = self.mega_blocks[0]
+            like = self.embed.weight.new_empty(
+                len(self.mega_blocks), 0, mega.qk_size + mega.v_size
             )
 
-            return new_cache(rows, len(states)), histories
+            return new_cache(like, len(states)), histories
 
         cache, places = join(parts, len(states))
         moved = iter(places)
@@ -560,29 +567,6 @@ class MEGABiasDecoder(AbsDecoder):
                     state.move(cache, history, start)
 
         return cache, histories
-
-    def _views(
-        self, rows: torch.Tensor, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Take rows of a cache apart.
-
-        Args:
-            rows: Rows that are attended to. (..., R, S + V)
-            count: Number of new ones B, at the end.
-
-        Returns:
-            : New rows. (..., B, S + V)
-            : Keys, transposed. (..., S, R)
-            : Values. (..., R, V)
-
-        """
-        keys, values = self._row_sizes
-
-        return (
-            rows.narrow(-2, -count, count),
-            rows.narrow(-1, 0, keys).transpose(-1, -2),
-            rows.narrow(-1, keys, values),
-        )
 
     def _first_in_reach(self, position: int) -> int:
         """Find the first position that the given one attends to.
@@ -647,6 +631,7 @@ class MEGABiasDecoder(AbsDecoder):
             self.embed,
             blocks,
             stack_ema_coefficients(emas),
+            (self.mega_blocks[0][0].qk_size, self.mega_blocks[0][0].v_size),
             light_call(self.final_norm),
             torch.nn.functional.pad(by_distance, (0, 1), value=float("-inf")),
             math.inf if distances == limit else distances,
@@ -654,6 +639,31 @@ class MEGABiasDecoder(AbsDecoder):
         self.score_cache["derived"] = derived
 
         return derived
+
+
+def _views(
+    rows: torch.Tensor, count: int, sizes: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Take rows of a cache apart.
+
+    Args:
+        rows: Rows that are attended to. (..., R, S + V)
+        count: Number of new ones B, at the end.
+        sizes: Sizes of key and value, S and V.
+
+    Returns:
+        : New rows. (..., B, S + V)
+        : Keys, transposed. (..., S, R)
+        : Values. (..., R, V)
+
+    """
+    key, value = sizes
+
+    return (
+        rows.narrow(-2, -count, count),
+        rows.narrow(-1, 0, key).transpose(-1, -2),
+        rows.narrow(-1, key, value),
+    )
 
 
 def _mode(device: str, training: bool) -> tuple[bool, torch.dtype | None, bool]:
@@ -667,14 +677,7 @@ def _mode(device: str, training: bool) -> tuple[bool, torch.dtype | None, bool]:
         : Inference mode, type of autocast, and training.
 
     """
-    # The meta device knows no autocast, and raises.
-    autocast = device != "meta" and torch.is_autocast_enabled(device)
-
-    return (
-        torch.is_inference_mode_enabled(),
-        torch.get_autocast_dtype(device) if autocast else None,
-        training,
-    )
+    return torch.is_inference_mode_enabled(), autocast_dtype(device), training
 
 
 def _distances(

@@ -2,6 +2,7 @@
 
 import torch
 
+from espnet_mega_bias.autocast import autocast_dtype
 from espnet_mega_bias.linear import linear
 from espnet_mega_bias.matrix_products import (
     affine,
@@ -48,13 +49,11 @@ def gated_linear(
         return linear(layer, x * gate)
 
     device = x.device.type
-    # The meta device knows none, and raises.
-    autocast = not x.is_meta and torch.is_autocast_enabled(device)
+    dtype = autocast_dtype(device)
 
-    if not autocast:
+    if dtype is None:
         return _GatedLinear.apply(x, gate, layer.weight, layer.bias, swish)
 
-    dtype = torch.get_autocast_dtype(device)
     bias = None if layer.bias is None else layer.bias.to(dtype)
 
     with torch.autocast(device, enabled=False):

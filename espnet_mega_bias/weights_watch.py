@@ -12,8 +12,8 @@ class WeightsWatch:
     """Tells whether the weights of a module are still those that it saw at first.
 
     Noticed are changes in place, other memory (`.to`), parameters or submodules that
-    others have taken the place of, and hooks that came or went. Cheap enough to ask at
-    every step of a search.
+    others have taken the place of, and hooks that came by torch's functions or went.
+    Cheap enough to ask at every step of a search.
 
     Args:
         module: Module to watch; buffers are not looked at.
