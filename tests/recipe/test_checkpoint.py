@@ -24,13 +24,28 @@ def trained(tmp_path):
     return directory, model["weight"]
 
 
+def written(directory):
+    """What and when each file was written: all but when it was read."""
+    stats = {path: path.lstat() for path in directory.iterdir()}
+    return {
+        path: (
+            stat.st_mode,
+            stat.st_ino,
+            stat.st_size,
+            stat.st_mtime_ns,
+            stat.st_ctime_ns,
+        )
+        for path, stat in stats.items()
+    }
+
+
 def test_a_whole_checkpoint_is_left_alone(local, trained):
     directory, _ = trained
-    before = {path: path.lstat() for path in directory.iterdir()}
+    before = written(directory)
 
     assert local("checkpoint").mend(directory) == "epochs trained earlier: 3"
 
-    assert {path: path.lstat() for path in directory.iterdir()} == before
+    assert written(directory) == before
 
 
 def test_a_training_without_a_checkpoint_has_nothing_to_mend(local, tmp_path):
