@@ -7,4 +7,4 @@ exec "$here/../../TEMPLATE/asr_transducer1/compare.sh" --recipe "$here" \
     --training train_mega_bias_rotary:1 --training train_mega_bias_simple:1 \
     --training train_mega_rotary:1 --training train_rnn:1 --training train_stateless:1 \
     --training train_mega_bias_rotary:2 --training train_mega_bias_rotary:3 \
-    --time "AN4: the seven trainings together take about 5 hours on a free core" "$@"
+    --time "AN4: the seven trainings together take about 3 hours on a free core" "$@"
