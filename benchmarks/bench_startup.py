@@ -2,7 +2,7 @@
 
     python benchmarks/bench_startup.py
 
-Two virtual environments, equal but for the plugin, start `python -c pass` in turn.
+Two virtual environments, equal but for the plugin, start `python -E -c pass` in turn.
 Their site-packages hold as many entries as an environment with ESPnet, because the
 hook's import has to list the folder.
 """
@@ -56,13 +56,13 @@ def add_plugin(site_packages):
 def hook_is_installed(python):
     """Say whether a new process has the finder."""
     code = "import sys; print([type(f).__module__ for f in sys.meta_path])"
-    return "_autoload" in subprocess.check_output([python, "-c", code], text=True)
+    return "_autoload" in subprocess.check_output([python, "-E", "-c", code], text=True)
 
 
 def time_once(python):
-    """Return the seconds that one start takes."""
+    """Return the seconds that one start takes, without what PYTHONPATH would add."""
     start = time.perf_counter()
-    subprocess.run([python, "-c", "pass"], check=True)
+    subprocess.run([python, "-E", "-c", "pass"], check=True)
     return time.perf_counter() - start
 
 
