@@ -101,7 +101,8 @@ def test_compared_trainings_differ_in_the_decoder_alone():
         for name, conf in confs.items()
     }
 
-    assert len(names) == 5
+    in_folder = {path.stem for path in folder.glob("conf/train_*.yaml")}
+    assert names == in_folder - {"train_mega_bias_rotary_110_epochs"}
     assert len(set(trainings)) == len(trainings)
     assert all(conf == confs["train_rnn"] for conf in confs.values())
     kind, ours = decoders["train_mega_bias_rotary"]
