@@ -18,6 +18,7 @@ import espnet_mega_bias
 pytestmark = pytest.mark.host
 
 ROOT = Path(__file__).parents[2]
+AN4 = ROOT / "egs" / "an4" / "asr_transducer1"
 CONF = ROOT / "conf"
 TRAINING = sorted([*CONF.glob("train_*.yaml"), *ROOT.glob("egs/*/*/conf/train_*.yaml")])
 DECODING = sorted(CONF.glob("decode_*.yaml"))
@@ -87,29 +88,54 @@ def test_training_configuration_builds_and_takes_a_step(parse, path):
         assert all(p.grad.abs().max() > 0 for p in bias.parameters())
 
 
-def test_compared_trainings_differ_in_the_decoder_alone():
-    folder = ROOT / "egs" / "an4" / "asr_transducer1"
-    script = (folder / "compare.sh").read_text()
-    trainings = re.findall(r"--training (\w+):(\d+)", script)
-    names = {name for name, _ in trainings}
+def trainings(script):
+    """Give what a comparison trains: names with seeds, and the configurations."""
+    listed = re.findall(r"--training (\w+):(\d+)", (AN4 / script).read_text())
+    assert len(set(listed)) == len(listed)
     confs = {
-        name: yaml.safe_load((folder / "conf" / f"{name}.yaml").read_text())
-        for name in names
+        name: yaml.safe_load((AN4 / "conf" / f"{name}.yaml").read_text())
+        for name, _ in listed
     }
-    decoders = {
+    return listed, confs
+
+
+def decoders(confs):
+    """Take the decoders out of configurations that are the same otherwise."""
+    found = {
         name: (conf.pop("decoder"), conf.pop("decoder_conf"))
         for name, conf in confs.items()
     }
+    first = next(iter(confs.values()))
+    assert all(conf == first for conf in confs.values())
+    return found
 
-    in_folder = {path.stem for path in folder.glob("conf/train_*.yaml")}
-    assert names == in_folder - {"train_mega_bias_rotary_110_epochs"}
-    assert len(set(trainings)) == len(trainings)
-    assert all(conf == confs["train_rnn"] for conf in confs.values())
-    kind, ours = decoders["train_mega_bias_rotary"]
+
+def test_compared_trainings_differ_in_the_decoder_alone():
+    _, confs = trainings("compare.sh")
+
+    found = decoders(confs)
+
+    kind, ours = found["train_mega_bias_rotary"]
     assert (kind, ours["rel_pos_bias_type"]) == ("mega_bias", "rotary")
-    assert decoders["train_mega_rotary"] == ("mega", ours)
+    assert found["train_mega_rotary"] == ("mega", ours)
     simple = {**ours, "rel_pos_bias_type": "simple"}
-    assert decoders["train_mega_bias_simple"] == ("mega_bias", simple)
+    assert found["train_mega_bias_simple"] == ("mega_bias", simple)
+
+
+def test_the_longer_training_has_the_same_decoder_and_three_seeds():
+    listed, confs = trainings("compare_110_epochs.sh")
+    shorter = decoders(trainings("compare.sh")[1])
+
+    name = "train_mega_bias_rotary_110_epochs"
+    assert listed == [(name, seed) for seed in "123"]
+    assert decoders(confs)[name] == shorter["train_mega_bias_rotary"]
+
+
+def test_each_training_configuration_of_an4_is_compared():
+    compared = [trainings(s)[1] for s in ("compare.sh", "compare_110_epochs.sh")]
+
+    in_folder = {path.stem for path in AN4.glob("conf/train_*.yaml")}
+    assert in_folder == {name for confs in compared for name in confs}
 
 
 @pytest.mark.parametrize("path", DECODING, ids=lambda path: path.stem)

@@ -66,6 +66,19 @@ def test_a_row_for_each_training_with_its_command(local, tmp_path):
     assert text.endswith("A note.\n")
 
 
+def test_seeds_of_one_setting_need_no_reference(local, tmp_path):
+    folders = [
+        results(tmp_path / name, "train_mega_bias", seed, errors)
+        for name, seed, errors in (("a", 1, [1, 0, 0, 0]), ("b", 2, [1, 2, 0, 0]))
+    ]
+    compare = local("compare")
+
+    text = compare.report(compare.read(folders), "a corpus")
+
+    assert "| test | 2 | 25.0 | 17.7 | 12.5 to 37.5 |" in text
+    assert "Against" not in text
+
+
 def test_the_interval_is_that_of_paired_differences(local):
     generator = np.random.default_rng(5)
     shared = generator.poisson(1.0, 400)  # hard utterances are hard for both

@@ -146,3 +146,19 @@ def test_bad_options_are_told(recipe):
         done = run(recipe, *options)
         assert done.returncode == 1
         assert done.stderr.startswith(f"compare.sh: error: {message}")
+
+
+def test_a_reference_is_not_needed(recipe):
+    done = run(recipe, "--reference", "")
+
+    assert done.returncode == 0, done.stderr
+    assert "## Seeds" in done.stdout
+    assert "## Against" not in done.stdout
+
+
+def test_a_recipes_other_comparison_has_its_own_name(recipe):
+    asked = run(recipe, "--script", "compare_long.sh", "--help")
+    refused = run(recipe, "--script", "compare_long.sh", "--job", "2")
+
+    assert asked.stdout.startswith("Usage: ./compare_long.sh [options]")
+    assert refused.stderr.startswith("compare_long.sh: error: unknown option '--job'")

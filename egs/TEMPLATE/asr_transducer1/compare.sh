@@ -7,7 +7,7 @@ set -euo pipefail
 
 usage() {
     cat <<USAGE
-Usage: ./compare.sh [options] [-- options for run.sh]
+Usage: ./$script [options] [-- options for run.sh]
 
 Trains and decodes with run.sh, once for each of
 $(printf '  %s\n' "${trainings[@]}")
@@ -26,7 +26,7 @@ USAGE
 }
 
 die() {
-    echo "compare.sh: error: $*" >&2
+    echo "$script: error: $*" >&2
     exit 1
 }
 
@@ -39,6 +39,7 @@ absolute() {
 
 caller_dir=$PWD
 template=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+script=compare.sh
 recipe=
 title=
 reference=
@@ -61,13 +62,14 @@ while [ $# -gt 0 ]; do
         shift
         break
         ;;
-    --recipe | --title | --reference | --training | --time | --notes | --jobs | \
-        --expdir | --output | --python)
+    --script | --recipe | --title | --reference | --training | --time | --notes | \
+        --jobs | --expdir | --output | --python)
         [ $# -ge 2 ] || die "option $1 needs a value"
         ;;
     *) die "unknown option '$1' (--help lists the options)" ;;
     esac
     case $1 in
+    --script) script=$2 ;; # whose options these are
     --recipe) recipe=$2 ;;
     --title) title=$2 ;;
     --reference) reference=$2 ;;
@@ -149,7 +151,7 @@ for training in "${trainings[@]}"; do
     experiments+=("$expdir/${training%:*}_seed${training#*:}")
 done
 PYTHONPATH=$template${PYTHONPATH:+:$PYTHONPATH} "$python" -m recipe.compare \
-    --title "$title" --reference "$reference" ${notes:+--notes "$notes"} \
+    --title "$title" ${reference:+--reference "$reference"} ${notes:+--notes "$notes"} \
     --output "$output" --experiments "${experiments[@]}"
 
 exit

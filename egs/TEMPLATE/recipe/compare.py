@@ -1,7 +1,7 @@
 """Put the results of several trainings of one recipe into one table.
 
-compare.py --title NAME --experiments DIR ... --reference CONFIG --output RESULTS.md
-           [--notes FILE]
+compare.py --title NAME --experiments DIR ... --output RESULTS.md
+           [--reference CONFIG] [--notes FILE]
 """
 
 from __future__ import annotations
@@ -196,9 +196,19 @@ def differences(outcomes: Sequence[Outcome], reference: str) -> str:
 
 
 def report(
-    outcomes: Sequence[Outcome], title: str, reference: str, notes: str = ""
+    outcomes: Sequence[Outcome],
+    title: str,
+    reference: str | None = None,
+    notes: str = "",
 ) -> str:
-    """Return the comparison in Markdown."""
+    """Return the comparison in Markdown.
+
+    Args:
+        outcomes: One or more.
+        title: Of the whole.
+        reference: The configuration that the others are compared with.
+        notes: Added at the end.
+    """
     facts = outcomes[0].facts
     commands = dict.fromkeys(
         f"./run.sh --train_config conf/{outcome.name}.yaml --seed {outcome.seed}"
@@ -214,13 +224,14 @@ def report(
     ]
     if spread := seeds(outcomes):
         parts += ["## Seeds\n", spread]
-    parts += [
-        f"## Against {reference}\n",
-        "Difference of the word error rates in %, in brackets its 95 % interval by a "
-        "paired bootstrap over utterances: where that holds 0, the set does not tell "
-        "the two apart.\n",
-        differences(outcomes, reference),
-    ]
+    if reference:
+        parts += [
+            f"## Against {reference}\n",
+            "Difference of the word error rates in %, in brackets its 95 % interval by "
+            "a paired bootstrap over utterances: where that holds 0, the set does not "
+            "tell the two apart.\n",
+            differences(outcomes, reference),
+        ]
     if notes:
         parts.append(notes)
     return "\n".join(parts)
@@ -230,7 +241,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--title", required=True)
     parser.add_argument("--experiments", type=Path, nargs="+", required=True)
-    parser.add_argument("--reference", required=True)
+    parser.add_argument("--reference", help="compare the others with this one")
     parser.add_argument("--notes", type=Path, help="Markdown, added at the end")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# AN4: the setting with the fewest errors, with three seeds.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+results=$here/exp/comparison_110_epochs
+exec "$here/../../TEMPLATE/asr_transducer1/compare.sh" --script compare_110_epochs.sh \
+    --recipe "$here" --expdir "$results" --output "$results/RESULTS.md" \
+    --title "AN4: 110 epochs" \
+    --training train_mega_bias_rotary_110_epochs:1 \
+    --training train_mega_bias_rotary_110_epochs:2 \
+    --training train_mega_bias_rotary_110_epochs:3 \
+    --time "AN4: the three trainings together take about 3 hours on a free core" "$@"
