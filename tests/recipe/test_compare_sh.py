@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,3 +163,18 @@ def test_a_recipes_other_comparison_has_its_own_name(recipe):
 
     assert asked.stdout.startswith("Usage: ./compare_long.sh [options]")
     assert refused.stderr.startswith("compare_long.sh: error: unknown option '--job'")
+
+
+@pytest.mark.parametrize(
+    "script",
+    sorted({*ROOT.glob("egs/*/*/compare*.sh")} - {COMPARE_SH}),
+    ids=lambda path: path.name,
+)
+def test_each_recipes_comparisons_explain_themselves(script):
+    done = subprocess.run(
+        [script, "--help"], text=True, capture_output=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: ./{script.name} [options]")
+    assert re.search(r"^  \w+:1$", done.stdout, re.MULTILINE), "what is trained"
