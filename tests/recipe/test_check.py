@@ -82,6 +82,15 @@ def test_names_what_is_wrong_in_decoder_conf(
         ({"decoder_cnf": {}}, "unrecognized arguments: decoder_cnf"),
         ({"joint_network_conf": {"size": 1}}, "TypeError: .*'size'"),
         ({"encoder_conf": {"body_conf": [{"block_type": "lstm"}]}}, "lstm"),
+        ({"normalize": "utterance_mvm"}, "global_mvn, utterance_mvn, not .*_mvm'"),
+        (
+            {"normalize": "utterance_mvn", "normalize_conf": {"norm_var": True}},
+            "has no key 'norm_var'; did you mean norm_vars?",
+        ),
+        (
+            {"normalize": "global_mvn", "normalize_conf": {"norm_var": True}},
+            "has no key 'norm_var'; did you mean norm_vars?",
+        ),
     ],
 )
 def test_names_what_is_wrong_elsewhere(check, write_config, changes, message):
@@ -89,6 +98,19 @@ def test_names_what_is_wrong_elsewhere(check, write_config, changes, message):
 
     with pytest.raises(check.CheckError, match=f"{config}: .*{message}"):
         check.check_train_config(config, None, [])
+
+
+@pytest.mark.parametrize(
+    "normalisation",
+    [
+        {"normalize": None},
+        {"normalize": "utterance_mvn", "normalize_conf": {"norm_vars": True}},
+        {"normalize": "global_mvn", "normalize_conf": {"norm_vars": False}},
+        {"normalize": "global_mvn", "normalize_conf": {"stats_file": "stats.npz"}},
+    ],
+)
+def test_takes_each_normalisation_of_espnet(check, write_config, normalisation):
+    check.check_train_config(write_config(**normalisation), None, [])
 
 
 def test_names_the_file_that_is_no_yaml(check, tmp_path):
@@ -212,7 +234,8 @@ def test_names_the_modules_that_are_missing(check, monkeypatch):
 
 def test_a_streaming_yaml_is_tried_on_the_encoder(check, write_config):
     streaming = CONF / "decode_default_streaming_640.yaml"
-    model, _ = check.check_train_config(TRAIN_CONFIG, None, [])
+    by_statistics = ["--normalize", "global_mvn"]
+    model, _ = check.check_train_config(TRAIN_CONFIG, None, [], by_statistics)
 
     with pytest.raises(
         check.CheckError, match=f"{streaming}: .*not trained for stream"
@@ -223,9 +246,20 @@ def test_a_streaming_yaml_is_tried_on_the_encoder(check, write_config):
     conf["main_conf"] = {"dynamic_chunk_training": True}
     for hop, remark in ((128, None), (160, "loses 1 of 16 encoder frames")):
         config = write_config(encoder_conf=conf, frontend_conf={"hop_length": hop})
-        model, _ = check.check_train_config(config, None, [])
+        model, _ = check.check_train_config(config, None, [], by_statistics)
         found = check.check_decode_config(streaming, model)
         assert found is None if remark is None else remark in found
+
+
+def test_the_means_of_an_utterance_do_not_go_with_streaming(check, write_config):
+    streaming = CONF / "decode_default_streaming_640.yaml"
+    conf = yaml.safe_load(TRAIN_CONFIG.read_text())["encoder_conf"]
+    conf["main_conf"] = {"dynamic_chunk_training": True}
+    config = write_config(encoder_conf=conf, normalize="utterance_mvn")
+    model, _ = check.check_train_config(config, None, [])
+
+    with pytest.raises(check.CheckError, match=f"{streaming}: .*train with global_mvn"):
+        check.check_decode_config(streaming, model)
 
 
 def test_alsd_does_not_stream(check, tmp_path):

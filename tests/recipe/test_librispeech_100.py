@@ -291,6 +291,7 @@ def test_asr_sh_is_run_in_the_workdir_and_the_checkout_stays_as_it_is(
         *("-m", "recipe.check"),
         *("--train_config", passed["--asr_config"]),
         *("--decode_config", passed["--inference_config"]),
+        *("--normalize", "global_mvn"),
     ]
     assert snapshot(checkout) == before
     assert not (work / "run.sh").exists()

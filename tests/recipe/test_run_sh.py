@@ -346,17 +346,42 @@ def test_a_misspelt_key_stops_the_run_before_the_statistics(tiny, resumed):
 
 
 @pytest.mark.slow
-def test_a_configuration_may_ask_for_the_means_of_each_utterance(tiny, resumed):
+@pytest.mark.parametrize(
+    ("lines", "name", "conf"),
+    [
+        ("normalize: utterance_mvn  # means", "utterance_mvn", {}),
+        ("normalize:  # by nothing", None, {}),
+        (
+            "normalize: global_mvn\nnormalize_conf: {norm_vars: false}",
+            "global_mvn",
+            {"norm_vars": False, "stats_file": "stats/train/feats_stats.npz"},
+        ),
+    ],
+    ids=["utterance_mvn", "none", "global_mvn"],
+)
+def test_a_configuration_may_name_its_normalisation(tiny, resumed, lines, name, conf):
     folder, options = tiny
-    config, expdir = folder / "means.yaml", folder / "means"
+    config, expdir = folder / f"{name}.yaml", folder / f"normalised_by_{name}"
     text = (folder / "tiny.yaml").read_text().replace("max_epoch: 6", "max_epoch: 1")
-    config.write_text(f"{text}normalize: utterance_mvn  # means\n")
+    config.write_text(f"{text}{lines}\n")
 
     result = run(
         *(*options, "--train_config", config, "--expdir", expdir, "--stop_stage", 4)
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
-    for path, normalize in ((folder / "exp", "global"), (expdir, "utterance")):
-        facts = yaml.safe_load((path / "train" / "config.yaml").read_text())
-        assert facts["normalize"] == f"{normalize}_mvn"
+    facts = yaml.safe_load((expdir / "train" / "config.yaml").read_text())
+    assert facts["normalize"] == name
+    if "stats_file" in conf:
+        conf = {**conf, "stats_file": str(expdir / conf["stats_file"])}
+    assert facts["normalize_conf"] == conf
+
+
+def test_without_a_word_on_it_the_training_sets_statistics_normalise(tiny, resumed):
+    folder, _ = tiny
+
+    facts = yaml.safe_load((folder / "exp" / "train" / "config.yaml").read_text())
+
+    assert facts["normalize"] == "global_mvn"
+    stats_file = str(folder / "exp" / "stats" / "train" / "feats_stats.npz")
+    assert facts["normalize_conf"] == {"stats_file": stats_file}

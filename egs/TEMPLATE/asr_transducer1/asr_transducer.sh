@@ -349,6 +349,15 @@ for kind in train valid; do
     )
 done
 
+# As in ESPnet's recipes, by the training set's statistics unless the YAML says otherwise.
+normalize_options=()
+if ! grep -q '^normalize:' "$train_config" ||
+    grep -qE "^normalize: *[\"']?global_mvn" "$train_config"; then
+    normalize_options=(--normalize global_mvn)
+    grep -q '^[^#]*stats_file:' "$train_config" ||
+        normalize_options+=(--normalize_conf "stats_file=$stats/train/feats_stats.npz")
+fi
+
 # Every configuration is tried before the first of the stages that take long.
 checked=false
 check_configurations() {
@@ -356,6 +365,7 @@ check_configurations() {
     local options=(--train_config "$train_config") config
     for config in "${decode_configs[@]}"; do options+=(--decode_config "$config"); done
     run "$python" -m recipe.check "${options[@]}" "${token_options[@]}" "${input_options[@]}" \
+        "${normalize_options[@]}" \
         --text "$datadir/$train_set/text" --text "$datadir/$valid_set/text"
     checked=true
 }
@@ -365,6 +375,7 @@ if begin 3 "statistics" "$expdir/.stamps/stats" --input "${training_inputs[@]}";
     rm -rf "$stats" "$stats.1"
     logged "$expdir/logs/stats.log" -- "$python" -m espnet2.bin.asr_transducer_train \
         --collect_stats true --output_dir "$stats.1" "${common_options[@]}" \
+        --normalize none \
         --train_shape_file "$datadir/$train_set/$scp" \
         --valid_shape_file "$datadir/$valid_set/$scp"
     logged "$expdir/logs/stats.log" -- "$python" -m espnet2.bin.aggregate_stats_dirs \
@@ -372,10 +383,6 @@ if begin 3 "statistics" "$expdir/.stamps/stats" --input "${training_inputs[@]}";
     rm -rf "$stats.1"
     finish --output "$stats/train/feats_stats.npz" "$stats"/{train,valid}/{speech,text}_shape
 fi
-
-normalize_options=(--normalize global_mvn
-    --normalize_conf "stats_file=$stats/train/feats_stats.npz")
-! grep -qE "^normalize: *[\"']?utterance_mvn" "$train_config" || normalize_options=()
 
 if begin 4 "training" "$expdir/.stamps/train" \
     --input "${training_inputs[@]}" "$stats/train/feats_stats.npz"; then

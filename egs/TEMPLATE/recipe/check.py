@@ -82,6 +82,43 @@ def parse(parser: argparse.ArgumentParser, config: Path, *options: str):
         raise CheckError(f"{config} is no YAML: {' '.join(str(exc).split())}") from exc
 
 
+def chosen_class(
+    choices, config: Path, args: argparse.Namespace, supplied: tuple[str, ...] = ()
+) -> type:
+    """Find the class that a YAML names, and see whether it has the keys given to it.
+
+    Args:
+        choices: ESPnet's `ClassChoices`, such as `decoder_choices`.
+        config: The YAML, for the message.
+        args: What it holds.
+        supplied: Parameters of the class that are not the YAML's to give.
+
+    Raises:
+        CheckError: If the name or a key is unknown.
+    """
+    part, known_classes = choices.name, choices.classes
+    name, conf = getattr(args, part), getattr(args, f"{part}_conf")
+    if name not in known_classes:
+        raise CheckError(
+            f"{config}: {part}: ESPnet knows {', '.join(sorted(known_classes))}, "
+            f"not {name!r}"
+        )
+    if not isinstance(conf, dict):
+        raise CheckError(f"{config}: {part}_conf: keys expected, not {conf!r}")
+    parameters = inspect.signature(known_classes[name]).parameters
+    known = [key for key in parameters if key not in supplied]
+    for key in conf:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = (
+                f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            )
+            raise CheckError(
+                f"{config}: {part}_conf: {name} has no key {key!r}; {hint}"
+            )
+    return known_classes[name]
+
+
 def check_decoder(config: Path, args: argparse.Namespace, vocab_size: int):
     """Build the decoder that the YAML names, as ESPnet's task does.
 
@@ -93,32 +130,12 @@ def check_decoder(config: Path, args: argparse.Namespace, vocab_size: int):
     """
     from espnet2.tasks.asr_transducer import decoder_choices
 
-    choices = decoder_choices.classes
-    if args.decoder not in choices:
-        why = (
-            f"decoder: ESPnet knows {', '.join(sorted(choices))}, not {args.decoder!r}"
-        )
-        if args.decoder == "mega_bias":
-            why = (
-                "decoder: ESPnet does not know mega_bias; "
-                f"{sys.executable} -m espnet_mega_bias doctor says why"
-            )
-        raise CheckError(f"{config}: {why}")
-    decoder_class = choices[args.decoder]
-    if not isinstance(args.decoder_conf, dict):
+    if args.decoder == "mega_bias" and "mega_bias" not in decoder_choices.classes:
         raise CheckError(
-            f"{config}: decoder_conf: keys expected, not {args.decoder_conf!r}"
+            f"{config}: decoder: ESPnet does not know mega_bias; "
+            f"{sys.executable} -m espnet_mega_bias doctor says why"
         )
-    known = [*inspect.signature(decoder_class).parameters][1:]  # but vocab_size
-    for key in args.decoder_conf:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = (
-                f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            )
-            raise CheckError(
-                f"{config}: decoder_conf: {args.decoder} has no key {key!r}; {hint}"
-            )
+    decoder_class = chosen_class(decoder_choices, config, args, ("vocab_size",))
     try:
         decoder_class(vocab_size, **args.decoder_conf)
     except Exception as exc:  # whatever the class says about its arguments
@@ -204,7 +221,7 @@ def check_train_config(
     Raises:
         CheckError: If the model cannot be built or cannot take the texts.
     """
-    from espnet2.tasks.asr_transducer import ASRTransducerTask
+    from espnet2.tasks.asr_transducer import ASRTransducerTask, normalize_choices
 
     tokens = ANY_TOKENS if token_list is None else read_tokens(token_list)
     options = ("--output_dir", os.devnull, "--token_list", "-", *options)
@@ -212,7 +229,10 @@ def check_train_config(
     decoder_class = check_decoder(config, args, len(tokens))
     check_lengths(config, args, decoder_class, texts)
     args.token_list = tokens
-    args.normalize = None  # its statistics are yet to be collected
+    if args.normalize is not None:
+        chosen_class(normalize_choices, config, args)
+    if args.normalize == "global_mvn":
+        args.normalize = None  # its statistics are yet to be collected
     try:
         model = ASRTransducerTask.build_model(args)
     except Exception as exc:  # from any of the model's parts

@@ -189,7 +189,8 @@ for needed in "flac 1" "sox 2" "bc 2" "sclite 13"; do
 done
 echo "Checks, with $found"
 in_checkout env PYTHONPATH="$top/egs/TEMPLATE" "$python" -m recipe.check \
-    --train_config "$asr_config" --decode_config "$inference_config" </dev/null
+    --train_config "$asr_config" --decode_config "$inference_config" \
+    --normalize global_mvn </dev/null # as asr.sh
 ! $only_check || exit 0
 
 exec ./asr.sh "${passed[@]}" ${options[@]+"${options[@]}"}
