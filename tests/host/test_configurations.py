@@ -122,13 +122,15 @@ def test_compared_trainings_differ_in_the_decoder_alone():
     assert found["train_mega_bias_simple"] == ("mega_bias", simple)
 
 
-def test_the_longer_training_has_the_same_decoder_and_three_seeds():
+def test_the_longer_trainings_differ_in_the_decoder_alone_and_have_the_shorter_ones():
     listed, confs = trainings("compare_110_epochs.sh")
     shorter = decoders(trainings("compare.sh")[1])
 
-    name = "train_mega_bias_rotary_110_epochs"
-    assert listed == [(name, seed) for seed in "123"]
-    assert decoders(confs)[name] == shorter["train_mega_bias_rotary"]
+    rotary, rnn = "train_mega_bias_rotary_110_epochs", "train_rnn_110_epochs"
+    assert listed == [*((rotary, seed) for seed in "123"), (rnn, "1")]
+    longer = decoders(confs)
+    assert longer[rotary] == shorter["train_mega_bias_rotary"]
+    assert longer[rnn] == shorter["train_rnn"]
 
 
 def test_each_training_configuration_of_an4_is_compared():
