@@ -79,6 +79,61 @@ def test_seeds_of_one_setting_need_no_reference(local, tmp_path):
     assert "Against" not in text
 
 
+def test_divisions_of_the_corpus_have_a_mean_of_their_own(local, tmp_path):
+    folders = [
+        results(
+            tmp_path / f"{config}_{name}",
+            config,
+            0,
+            errors,
+            fold={"name": f"test_{name}", "options": f"--test_speaker {name}"},
+        )
+        for config, name, errors in (
+            ("train_rnn", "ann", [1, 1, 0, 0]),
+            ("train_rnn", "bob", [2, 2, 0, 0]),
+            ("train_mega_bias", "ann", [1, 0, 0, 0]),
+            ("train_mega_bias", "bob", [1, 2, 0, 0]),
+        )
+    ]
+    compare = local("compare")
+
+    text = compare.report(compare.read(folders), "a corpus", "train_rnn")
+
+    rows = text.splitlines()
+    assert any(row.startswith("| train_mega_bias | 0 | test_bob | 2,0") for row in rows)
+    command = "./run.sh --train_config conf/train_rnn.yaml --seed 0 --test_speaker bob"
+    assert f"    {command}" in rows
+    assert "## Seeds" not in text
+    # 12.5 and 37.5 %
+    assert (
+        "| train_mega_bias | 0 | decode_default | test | 2 | 25.0 | 17.7 "
+        "| 12.5 to 37.5 |" in rows
+    )
+    for name in ("ann", "bob"):  # against the reference on the same division
+        row = f"| train_mega_bias | 0 | test_{name} | decode_default | -12.5 ("
+        assert row in text
+
+
+def test_seeds_are_told_apart_from_divisions(local, tmp_path):
+    folders = [
+        results(tmp_path / f"{seed}{name}", "train_rnn", seed, errors, fold=fold)
+        for name in ("ann", "bob")
+        for fold in ({"name": name, "options": ""},)
+        for seed, errors in ((1, [1, 0, 0, 0]), (2, [1, 2, 0, 0]))
+    ]
+    compare = local("compare")
+
+    text = compare.report(compare.read(folders), "a corpus")
+
+    seeds, divisions = text.split("## Seeds")[1].split("## Divisions")
+    for name in ("ann", "bob"):
+        row = f"| train_rnn | {name} | decode_default | test | 2 | 25.0 | 17.7 |"
+        assert row in seeds
+    for seed, rate in ((1, "12.5"), (2, "37.5")):
+        row = f"| train_rnn | {seed} | decode_default | test | 2 | {rate} | 0.0 |"
+        assert row in divisions
+
+
 def test_the_interval_is_that_of_paired_differences(local):
     generator = np.random.default_rng(5)
     shared = generator.poisson(1.0, 400)  # hard utterances are hard for both
@@ -124,8 +179,18 @@ def test_other_sets_are_not_compared(local, tmp_path):
         results(tmp_path / "b", "train_mega", 1, [0, 0]),
     ]
 
-    with pytest.raises(local("files").RecipeError, match=r"sets .*4.*2"):
+    with pytest.raises(local("files").RecipeError, match=r"words .*4.*2"):
         local("compare").read(folders)
+
+
+def test_divisions_may_be_of_different_size(local, tmp_path):
+    folds = [{"name": name, "options": ""} for name in ("ann", "bob")]
+    folders = [
+        results(tmp_path / "a", "train_rnn", 1, [0], fold=folds[0]),
+        results(tmp_path / "b", "train_rnn", 1, [0, 0], fold=folds[1]),
+    ]
+
+    assert [o.fold for o in local("compare").read(folders)] == ["ann", "bob"]
 
 
 def test_what_is_missing_or_damaged_is_named(local, tmp_path):

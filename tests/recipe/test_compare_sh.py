@@ -19,12 +19,14 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 echo "$@" >>"$here/calls"
 stop_stage=6
+speaker=
 while [ $# -gt 0 ]; do
     case $1 in
     --train_config) config=$2 ;;
     --seed) seed=$2 ;;
     --expdir) expdir=$2 ;;
     --stop_stage) stop_stage=$2 ;;
+    --speaker) speaker=$2 ;;
     --python | --archive) ;;
     *) exit 2 ;;
     esac
@@ -44,7 +46,8 @@ if [ -f "$here/$name.broken" ]; then
     exit 1
 fi
 mkdir -p "$expdir"
-sed -e "s,CONFIG,$config," -e "s,SEED,$seed," "$here/facts.json" >"$expdir/results.json"
+sed -e "s,CONFIG,$config," -e "s,SEED,$seed," -e "s,SPEAKER,$speaker," \
+    "$here/facts.json" >"$expdir/results.json"
 """
 
 
@@ -61,6 +64,7 @@ def recipe(tmp_path):
         "parameters": 10,
         "decoder_parameters": 5,
         "versions": {"espnet": "1"},
+        "fold": {"name": "SPEAKER", "options": "--speaker SPEAKER"},
         "searches": {"default": {"real_time_factor": 0.1, "sets": {"test": errors}}},
     }
     text = json.dumps(facts).replace('"SEED"', "SEED")
@@ -100,6 +104,26 @@ def test_all_are_trained_and_compared(recipe, jobs):
     assert len(calls) == (3 if jobs == "1" else 4)
     assert all(call.endswith("--archive some file") for call in calls)
     assert ("--stop_stage 2" in calls[0]) is (jobs == "2")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_each_training_is_run_on_each_division(recipe, jobs):
+    folds = ("--fold", "--speaker ann", "--fold", "--speaker bob")
+
+    done = run(recipe, *folds, "--jobs", jobs)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = (recipe / "exp/comparison/RESULTS.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (\d) \| (\w+) \| 10 \|", table, re.MULTILINE)
+    trained = [("train_rnn", "1"), ("train_mega_bias", "1"), ("train_mega_bias", "2")]
+    assert rows == [(*one, name) for one in trained for name in ("ann", "bob")]
+    assert len({*(recipe / "exp/comparison").glob("*/results.json")}) == 6
+    assert (recipe / "exp/comparison/train_rnn_seed1_speaker_bob").is_dir()
+    calls = (recipe / "calls").read_text().splitlines()
+    # each division has data of its own, made before several trainings use them
+    first = [call for call in calls if "--stop_stage 2" in call]
+    assert first == ([] if jobs == "1" else calls[:2])
+    assert [call.split("--speaker ")[1][:3] for call in calls[:2]] == ["ann", "bob"]
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

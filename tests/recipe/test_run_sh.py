@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,22 @@ def test_the_results_are_there_and_shown(tiny, resumed):
         path = expdir / "train" / "images" / f"{picture}.png"
         assert path.read_bytes().startswith(b"\x89PNG")
         assert str(path) in results
+
+
+@pytest.mark.slow
+def test_the_results_name_the_division_of_the_corpus(tiny, resumed):
+    folder, options = tiny
+    expdir = folder / "one_division"
+    shutil.copytree(folder / "exp", expdir)
+    (folder / "data" / "half").symlink_to(folder / "data")
+    division = ("--fold", "half", "--prepare_options", "--part half")
+
+    result = run(*options, "--expdir", expdir, "--stage", 6, *division)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    expected = {"name": "half", "options": "--part half"}
+    assert json.loads((expdir / "results.json").read_text())["fold"] == expected
+    assert "fold" not in json.loads((folder / "exp" / "results.json").read_text())
 
 
 @pytest.mark.slow

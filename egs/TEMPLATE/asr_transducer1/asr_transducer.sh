@@ -49,8 +49,9 @@ A recipe's own, which its run.sh gives first:
                         (likewise)
   --prepare_options "OPTION ..."
                         for local/prepare.py
-  --fold NAME           one of several divisions of the corpus: folder below datadir,
-                        and below exp
+  --fold NAME           one of several divisions of the corpus, which prepare_options
+                        choose, and run.sh's options of the same names: folder below
+                        datadir, and below exp
   --time TEXT           how long all stages take
   --note TEXT           what the table's reader should know
   --list_utterances     add every utterance to the table
@@ -452,6 +453,7 @@ if begin 6 "pictures and table" "$expdir/.stamps/results" \
     fi
     for file in "${streams[@]}"; do pictures+=(--picture "$file"); done
     options=(--title "$title" --note "$note" --train "$train" --logs "$expdir/logs")
+    [ -z "$fold" ] || options+=(--fold "$fold" --fold_options="$prepare_options")
     ! $list_utterances || options+=(--list_utterances)
     run "$python" -m recipe.score --datadir "$datadir" --sets "${decode_sets[@]}" \
         "${options[@]}" "${pictures[@]}" --output "$expdir/RESULTS.md" \

@@ -10,7 +10,9 @@ usage() {
 Usage: ./$script [options] [-- options for run.sh]
 
 Trains and decodes with run.sh, once for each of
-$(printf '  %s\n' "${trainings[@]}")
+$(printf '  %s\n' "${trainings[@]}")${folds[0]:+
+with each of
+$(printf '  %s\n' "${folds[@]}")}
 and writes the table of all into $output. What is finished is not run again, an
 interrupted training goes on.
 
@@ -44,6 +46,7 @@ recipe=
 title=
 reference=
 trainings=() # CONFIGURATION:SEED
+folds=()     # options of run.sh that choose one division of the corpus
 time=
 notes=
 jobs=1
@@ -62,7 +65,7 @@ while [ $# -gt 0 ]; do
         shift
         break
         ;;
-    --script | --recipe | --title | --reference | --training | --time | --notes | \
+    --script | --recipe | --title | --reference | --training | --fold | --time | --notes | \
         --jobs | --expdir | --output | --python)
         [ $# -ge 2 ] || die "option $1 needs a value"
         ;;
@@ -74,6 +77,7 @@ while [ $# -gt 0 ]; do
     --title) title=$2 ;;
     --reference) reference=$2 ;;
     --training) trainings+=("$2") ;;
+    --fold) folds+=("$2") ;;
     --time) time=$2 ;;
     --notes) notes=$(absolute "$2") ;;
     --jobs) jobs=$2 ;;
@@ -89,6 +93,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 [ -n "$recipe" ] || die "no --recipe: use the compare.sh of a recipe"
+[ ${#folds[@]} -gt 0 ] || folds=("") # the corpus has one division
 expdir=${expdir:-$recipe/exp/comparison}
 output=${output:-$recipe/exp/comparison/RESULTS.md}
 if $help; then
@@ -100,42 +105,53 @@ case $jobs in
 *) die "--jobs is a number from 1 to 99, not '$jobs'" ;;
 esac
 
-train() { # CONFIGURATION:SEED [options for run.sh]
-    local config=${1%:*} seed=${1#*:}
-    shift
+experiment() { # CONFIGURATION:SEED, fold: the name of its folder
+    local words=${2//--/}
+    echo "${1%:*}_seed${1#*:}${words:+_${words// /_}}"
+}
+
+train() { # CONFIGURATION:SEED, fold [options for run.sh]
+    local config=${1%:*} seed=${1#*:} folder options
+    folder=$expdir/$(experiment "$1" "$2")
+    IFS=' ' read -r -a options <<<"$2"
+    shift 2
     exec "$recipe/run.sh" --python "$python" --train_config "$recipe/conf/$config.yaml" \
-        --seed "$seed" --expdir "$expdir/${config}_seed$seed" "$@"
+        --seed "$seed" --expdir "$folder" ${options[@]+"${options[@]}"} "$@"
 }
 
 [ -z "$time" ] || echo "$time"
 mkdir -p "$expdir"
 if [ "$jobs" -eq 1 ]; then
     for training in "${trainings[@]}"; do
-        echo "== ${training%:*}, seed ${training#*:}"
-        (train "$training" "$@")
+        for fold in "${folds[@]}"; do
+            echo "== ${training%:*}, seed ${training#*:}${fold:+, $fold}"
+            (train "$training" "$fold" "$@")
+        done
     done
 else
-    # All of them have the data and the tokens in common.
-    (train "${trainings[0]}" --stop_stage 2 "$@")
+    # All of one division have the data and the tokens in common.
+    for fold in "${folds[@]}"; do (train "${trainings[0]}" "$fold" --stop_stage 2 "$@"); done
     # Started in the background, run.sh does not see Ctrl-C. In a trap, a wait can end at
     # once, for the signal that led there.
     trap 'trap "" INT TERM; kill -TERM $(jobs -pr) 2>/dev/null || :
         until wait; do :; done; exit 130' INT TERM
     failed=0
     for training in "${trainings[@]}"; do
-        while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n || failed=1; done
-        (
-            name=${training%:*}_seed${training#*:}
-            trap 'kill -TERM ${!-} 2>/dev/null || :; until wait; do :; done; exit 143' TERM
-            train "$training" "$@" >"$expdir/$name.log" 2>&1 &
-            echo "$name: started"
-            if wait $!; then
-                echo "$name: finished"
-            else
-                echo "$name: failed: $(tail -n 1 "$expdir/$name.log")"
-                exit 1
-            fi
-        ) &
+        for fold in "${folds[@]}"; do
+            while [ "$(jobs -pr | wc -l)" -ge "$jobs" ]; do wait -n || failed=1; done
+            (
+                name=$(experiment "$training" "$fold")
+                trap 'kill -TERM ${!-} 2>/dev/null || :; until wait; do :; done; exit 143' TERM
+                train "$training" "$fold" "$@" >"$expdir/$name.log" 2>&1 &
+                echo "$name: started"
+                if wait $!; then
+                    echo "$name: finished"
+                else
+                    echo "$name: failed: $(tail -n 1 "$expdir/$name.log")"
+                    exit 1
+                fi
+            ) &
+        done
     done
     status=0
     until [ "$status" -eq 127 ]; do # there is none left
@@ -148,7 +164,9 @@ fi
 
 experiments=()
 for training in "${trainings[@]}"; do
-    experiments+=("$expdir/${training%:*}_seed${training#*:}")
+    for fold in "${folds[@]}"; do
+        experiments+=("$expdir/$(experiment "$training" "$fold")")
+    done
 done
 PYTHONPATH=$template${PYTHONPATH:+:$PYTHONPATH} "$python" -m recipe.compare \
     --title "$title" ${reference:+--reference "$reference"} ${notes:+--notes "$notes"} \

@@ -18,6 +18,7 @@ from recipe.files import RecipeError, replacing
 from recipe.score import software_line
 
 RESAMPLES = 10_000
+ALIGNED_RIGHT = {"seed", "seeds", "divisions", "mean WER %", "deviation"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class Outcome:
         return self.facts["seed"]
 
     @property
+    def fold(self) -> str:
+        """Which division of the corpus it is, if there are several."""
+        return self.facts.get("fold", {}).get("name", "")
+
+    @property
+    def command(self) -> str:
+        """What trains and decodes it."""
+        options = self.facts.get("fold", {}).get("options", "")
+        config = f"conf/{self.name}.yaml"
+        return f"./run.sh --train_config {config} --seed {self.seed} {options}".rstrip()
+
+    @property
     def sets(self) -> dict[str, dict]:
         """The errors on each set."""
         return self.facts["searches"][self.search]["sets"]
@@ -58,9 +71,11 @@ def read(directories: Sequence[Path]) -> list[Outcome]:
 
     Raises:
         RecipeError: If there is nothing in one, or they cannot be compared: other sets,
-            another number of epochs, other versions.
+            another number of epochs, other versions; in one division, sets with
+            another number of words.
     """
     outcomes = []
+    of_fold = {}  # the first outcome of each division
     for directory in directories:
         path = directory / "results.json"
         try:
@@ -70,15 +85,17 @@ def read(directories: Sequence[Path]) -> list[Outcome]:
         except ValueError as exc:
             raise RecipeError(f"{path} is damaged ({exc}); remove it") from exc
         outcomes += [Outcome(facts, search) for search in facts["searches"]]
-        first = outcomes[0]
+        first, last = outcomes[0], outcomes[-1]
+        alike = of_fold.setdefault(last.fold, last)
         for what, this, other in (
             ("epochs", facts["epochs"], first.facts["epochs"]),
             ("versions", facts["versions"], first.facts["versions"]),
-            ("sets", words(outcomes[-1]), words(first)),
+            ("sets", list(last.sets), list(first.sets)),
+            ("words", words(last), words(alike)),
         ):
             if this != other:
                 raise RecipeError(
-                    f"{path}: {what} {this}, but {other} in {directories[0]}: "
+                    f"{path}: {what} {this}, but {other} in one before it: "
                     "the trainings cannot be compared"
                 )
     return outcomes
@@ -92,8 +109,9 @@ def words(outcome: Outcome) -> dict[str, int]:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return a row for each training and search, in Markdown."""
     sets = list(outcomes[0].sets)
-    columns = ["configuration", "seed", "parameters", "of the decoder", "minutes"]
-    columns += ["search", "real-time factor"]
+    folds = any(outcome.fold for outcome in outcomes)
+    columns = ["configuration", "seed", *(["division"] if folds else [])]
+    columns += ["parameters", "of the decoder", "minutes", "search", "real-time factor"]
     columns += [f"{name} {unit} %" for name in sets for unit in ("WER", "CER")]
     lines = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     for outcome in outcomes:
@@ -102,6 +120,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         cells = [
             outcome.name,
             str(outcome.seed),
+            *([outcome.fold] if folds else []),
             f"{facts['parameters']:,}",
             f"{facts['decoder_parameters']:,}",
             f"{facts['minutes']:.0f}",
@@ -116,26 +135,42 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def seeds(outcomes: Sequence[Outcome]) -> str:
-    """Return mean and spread of each configuration with several seeds, in Markdown."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
+def spread(outcomes: Sequence[Outcome], over: str) -> str:
+    """Return mean and spread of what is alike but for one thing, in Markdown.
+
+    Args:
+        outcomes: The trainings.
+        over: What they may differ in: ``seed`` or ``fold``.
+
+    Returns:
+        A row for each configuration and set; nothing if each has one training.
+    """
+    other = {"seed": "fold", "fold": "seed"}[over]
+    groups: dict[tuple[str, object, str], list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault((outcome.name, outcome.search), []).append(outcome)
+        key = (outcome.name, getattr(outcome, other), outcome.search)
+        groups.setdefault(key, []).append(outcome)
     lines = []
-    for (name, search), group in groups.items():
+    for (name, value, search), group in groups.items():
         if len(group) < 2:
             continue
         for part in group[0].sets:
             rates = [outcome.rate(part) for outcome in group]
             lines.append(
-                f"| {name} | {search} | {part} | {len(rates)} "
-                f"| {statistics.mean(rates):.1f} | {statistics.stdev(rates):.1f} "
+                f"| {name} |{f' {value} |' if value != '' else ''} {search} | {part} "
+                f"| {len(rates)} | {statistics.mean(rates):.1f} "
+                f"| {statistics.stdev(rates):.1f} "
                 f"| {min(rates):.1f} to {max(rates):.1f} |"
             )
     if not lines:
         return ""
-    head = "| configuration | search | set | seeds | mean WER % | deviation | range |\n"
-    return head + "|---|---|---|---:|---:|---:|---|\n" + "\n".join(lines) + "\n"
+    called = {"seed": "seed", "fold": "division"}
+    columns = ["configuration", "search", "set", f"{called[over]}s"]
+    columns += ["mean WER %", "deviation", "range"]
+    if any(value != "" for _, value, _ in groups):
+        columns.insert(1, called[other])
+    rule = "".join("---:|" if name in ALIGNED_RIGHT else "---|" for name in columns)
+    return f"| {' | '.join(columns)} |\n|{rule}\n" + "\n".join(lines) + "\n"
 
 
 def interval(one: dict, other: dict) -> tuple[float, float, float]:
@@ -167,21 +202,27 @@ def interval(one: dict, other: dict) -> tuple[float, float, float]:
 
 
 def differences(outcomes: Sequence[Outcome], reference: str) -> str:
-    """Compare each training with the reference of the same seed and search.
+    """Compare each training with the reference of the same seed, division and search.
 
     Raises:
         RecipeError: If there is no such reference.
     """
-    references = {(o.seed, o.search): o for o in outcomes if o.name == reference}
+    references = {
+        (outcome.seed, outcome.fold, outcome.search): outcome
+        for outcome in outcomes
+        if outcome.name == reference
+    }
     if not references:
         raise RecipeError(f"--reference {reference} is none of the configurations")
     sets = list(outcomes[0].sets)
+    folds = any(outcome.fold for outcome in outcomes)
     lines = [
-        f"| configuration | seed | search | {' | '.join(sets)} |",
-        "|---|---:|---" + "|---:" * len(sets) + "|",
+        f"| configuration | seed |{' division |' if folds else ''} search "
+        f"| {' | '.join(sets)} |",
+        f"|---|---:|---{'|---' if folds else ''}" + "|---:" * len(sets) + "|",
     ]
     for outcome in outcomes:
-        other = references.get((outcome.seed, outcome.search))
+        other = references.get((outcome.seed, outcome.fold, outcome.search))
         if other is None or other is outcome:
             continue
         cells = []
@@ -189,7 +230,8 @@ def differences(outcomes: Sequence[Outcome], reference: str) -> str:
             difference, low, high = interval(outcome.sets[name], other.sets[name])
             cells.append(f"{difference:+.1f} ({low:+.1f} to {high:+.1f})")
         lines.append(
-            f"| {outcome.name} | {outcome.seed} | {outcome.search} "
+            f"| {outcome.name} | {outcome.seed} "
+            f"|{f' {outcome.fold} |' if folds else ''} {outcome.search} "
             f"| {' | '.join(cells)} |"
         )
     return "\n".join(lines) + "\n"
@@ -210,10 +252,7 @@ def report(
         notes: Added at the end.
     """
     facts = outcomes[0].facts
-    commands = dict.fromkeys(
-        f"./run.sh --train_config conf/{outcome.name}.yaml --seed {outcome.seed}"
-        for outcome in outcomes
-    )
+    commands = dict.fromkeys(outcome.command for outcome in outcomes)
     parts = [
         f"# {title}\n",
         f"{software_line(facts['versions'])}; {facts['epochs']} epochs each. "
@@ -222,8 +261,9 @@ def report(
         "Each row's command:\n",
         "".join(f"    {command}\n" for command in commands),
     ]
-    if spread := seeds(outcomes):
-        parts += ["## Seeds\n", spread]
+    for heading, over in (("Seeds", "seed"), ("Divisions", "fold")):
+        if rows := spread(outcomes, over):
+            parts += [f"## {heading}\n", rows]
     if reference:
         parts += [
             f"## Against {reference}\n",

@@ -323,6 +323,8 @@ def score(args: argparse.Namespace) -> str:
         utterance_table(references, hypotheses) if args.list_utterances else "",
         args.picture,
     )
+    if args.fold:
+        facts["fold"] = {"name": args.fold, "options": args.fold_options}
     facts["versions"] = versions()
     facts["searches"] = {
         search: {
@@ -347,6 +349,8 @@ def main() -> int:
     parser.add_argument("--logs", type=Path)
     parser.add_argument("--title", default="")
     parser.add_argument("--note", default="")
+    parser.add_argument("--fold", help="which division of the corpus this is")
+    parser.add_argument("--fold_options", default="", help="those of run.sh for it")
     parser.add_argument("--list_utterances", action="store_true")
     parser.add_argument("--picture", type=Path, action="append", default=[])
     parser.add_argument("--output", type=Path)

@@ -48,6 +48,7 @@ stages=("$top/egs/TEMPLATE/asr_transducer1/asr_transducer.sh" --recipe "$here" -
                         with its recordings/ (default: downloaded from GitHub)"
     --fold "test_${test_speaker}_dev_$dev_speaker"
     --prepare_options "--test_speaker $test_speaker --dev_speaker $dev_speaker"
+    --note "Tested on $test_speaker, chosen on $dev_speaker, trained on the other four speakers."
     --train_set train --valid_set dev --decode_sets "dev test" --token_type char
     --train_config "$here/conf/train_mega_bias_rotary.yaml"
     --decode_configs "$top/conf/decode_default.yaml"
