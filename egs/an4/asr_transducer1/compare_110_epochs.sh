@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# AN4: the setting with the fewest errors, with three seeds, beside ESPnet's LSTM.
+# AN4: the longer training, with three seeds, beside ESPnet's LSTM.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/exp/comparison_110_epochs
