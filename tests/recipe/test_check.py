@@ -101,16 +101,25 @@ def test_names_what_is_wrong_elsewhere(check, write_config, changes, message):
 
 
 @pytest.mark.parametrize(
-    "normalisation",
+    ("name", "conf", "built"),
     [
-        {"normalize": None},
-        {"normalize": "utterance_mvn", "normalize_conf": {"norm_vars": True}},
-        {"normalize": "global_mvn", "normalize_conf": {"norm_vars": False}},
-        {"normalize": "global_mvn", "normalize_conf": {"stats_file": "stats.npz"}},
+        (None, {}, "None"),
+        (
+            "utterance_mvn",
+            {"norm_vars": True},
+            "UtteranceMVN(norm_means=True, norm_vars=True)",
+        ),
+        ("global_mvn", {"norm_vars": False}, "None"),  # its file is yet to come
+        ("global_mvn", {"stats_file": "stats.npz"}, "None"),
+        ("Global_MVN", {}, "None"),  # as ESPnet reads it
     ],
 )
-def test_takes_each_normalisation_of_espnet(check, write_config, normalisation):
-    check.check_train_config(write_config(**normalisation), None, [])
+def test_takes_each_normalisation_of_espnet(check, write_config, name, conf, built):
+    config = write_config(normalize=name, normalize_conf=conf)
+
+    model, _ = check.check_train_config(config, None, [])
+
+    assert repr(model.normalize) == built
 
 
 def test_names_the_file_that_is_no_yaml(check, tmp_path):

@@ -183,6 +183,18 @@ def test_other_sets_are_not_compared(local, tmp_path):
         local("compare").read(folders)
 
 
+def test_sets_of_other_names_are_not_compared(local, tmp_path):
+    folders = [
+        results(tmp_path / name, "train_rnn", 1, [0], fold={"name": name})
+        for name in ("ann", "bob")
+    ]
+    path = folders[1] / "results.json"
+    path.write_text(path.read_text().replace('"test"', '"dev"'))
+
+    with pytest.raises(local("files").RecipeError, match=r"sets \['dev'\], but \['t"):
+        local("compare").read(folders)
+
+
 def test_divisions_may_be_of_different_size(local, tmp_path):
     folds = [{"name": name, "options": ""} for name in ("ann", "bob")]
     folders = [

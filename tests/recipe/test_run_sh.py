@@ -394,6 +394,7 @@ def test_a_configuration_may_name_its_normalisation(tiny, resumed, lines, name, 
     assert facts["normalize_conf"] == conf
 
 
+@pytest.mark.slow
 def test_without_a_word_on_it_the_training_sets_statistics_normalise(tiny, resumed):
     folder, _ = tiny
 

@@ -353,7 +353,7 @@ done
 # As in ESPnet's recipes, by the training set's statistics unless the YAML says otherwise.
 normalize_options=()
 if ! grep -q '^normalize:' "$train_config" ||
-    grep -qE "^normalize: *[\"']?global_mvn" "$train_config"; then
+    grep -qiE "^normalize: *[\"']?global_mvn" "$train_config"; then
     normalize_options=(--normalize global_mvn)
     grep -q '^[^#]*stats_file:' "$train_config" ||
         normalize_options+=(--normalize_conf "stats_file=$stats/train/feats_stats.npz")
@@ -374,6 +374,7 @@ check_configurations() {
 if begin 3 "statistics" "$expdir/.stamps/stats" --input "${training_inputs[@]}"; then
     check_configurations
     rm -rf "$stats" "$stats.1"
+    # they are what global_mvn normalises with, and cannot have it in their making
     logged "$expdir/logs/stats.log" -- "$python" -m espnet2.bin.asr_transducer_train \
         --collect_stats true --output_dir "$stats.1" "${common_options[@]}" \
         --normalize none \

@@ -18,7 +18,7 @@ from recipe.files import RecipeError, replacing
 from recipe.score import software_line
 
 RESAMPLES = 10_000
-ALIGNED_RIGHT = {"seed", "seeds", "divisions", "mean WER %", "deviation"}
+TEXT_COLUMNS = {"configuration", "division", "search", "set", "range"}
 
 
 @dataclass(frozen=True)
@@ -106,33 +106,46 @@ def words(outcome: Outcome) -> dict[str, int]:
     return {name: errors["words"] for name, errors in outcome.sets.items()}
 
 
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; without ``division``, where the corpus has but one."""
+    shown = [
+        index
+        for index, name in enumerate(columns)
+        if name != "division" or any(row[index] for row in rows)
+    ]
+    rules = ["---" if columns[index] in TEXT_COLUMNS else "---:" for index in shown]
+    lines = [f"| {' | '.join(columns[index] for index in shown)} |"]
+    lines.append(f"|{'|'.join(rules)}|")
+    lines += [f"| {' | '.join(row[index] for index in shown)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return a row for each training and search, in Markdown."""
-    sets = list(outcomes[0].sets)
-    folds = any(outcome.fold for outcome in outcomes)
-    columns = ["configuration", "seed", *(["division"] if folds else [])]
-    columns += ["parameters", "of the decoder", "minutes", "search", "real-time factor"]
-    columns += [f"{name} {unit} %" for name in sets for unit in ("WER", "CER")]
-    lines = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    columns = ["configuration", "seed", "division", "parameters", "of the decoder"]
+    columns += ["minutes", "search", "real-time factor"]
+    columns += [
+        f"{name} {unit} %" for name in outcomes[0].sets for unit in ("WER", "CER")
+    ]
+    rows = []
     for outcome in outcomes:
         facts = outcome.facts
         factor = facts["searches"][outcome.search]["real_time_factor"]
         cells = [
             outcome.name,
             str(outcome.seed),
-            *([outcome.fold] if folds else []),
+            outcome.fold,
             f"{facts['parameters']:,}",
             f"{facts['decoder_parameters']:,}",
             f"{facts['minutes']:.0f}",
             outcome.search,
             "" if factor is None else f"{factor:.2f}",
         ]
-        for name in sets:
-            errors = outcome.sets[name]
+        for name, errors in outcome.sets.items():
             cells.append(f"{outcome.rate(name):.1f} ({errors['word_errors']})")
             cells.append(f"{outcome.rate(name, 'character'):.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return grid(columns, rows)
 
 
 def spread(outcomes: Sequence[Outcome], over: str) -> str:
@@ -146,31 +159,31 @@ def spread(outcomes: Sequence[Outcome], over: str) -> str:
         A row for each configuration and set; nothing if each has one training.
     """
     other = {"seed": "fold", "fold": "seed"}[over]
-    groups: dict[tuple[str, object, str], list[Outcome]] = {}
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in outcomes:
-        key = (outcome.name, getattr(outcome, other), outcome.search)
+        key = (outcome.name, str(getattr(outcome, other)), outcome.search)
         groups.setdefault(key, []).append(outcome)
-    lines = []
-    for (name, value, search), group in groups.items():
+    rows = []
+    for key, group in groups.items():
         if len(group) < 2:
             continue
         for part in group[0].sets:
             rates = [outcome.rate(part) for outcome in group]
-            lines.append(
-                f"| {name} |{f' {value} |' if value != '' else ''} {search} | {part} "
-                f"| {len(rates)} | {statistics.mean(rates):.1f} "
-                f"| {statistics.stdev(rates):.1f} "
-                f"| {min(rates):.1f} to {max(rates):.1f} |"
+            rows.append(
+                [
+                    *key,
+                    part,
+                    str(len(rates)),
+                    f"{statistics.mean(rates):.1f}",
+                    f"{statistics.stdev(rates):.1f}",
+                    f"{min(rates):.1f} to {max(rates):.1f}",
+                ]
             )
-    if not lines:
+    if not rows:
         return ""
     called = {"seed": "seed", "fold": "division"}
-    columns = ["configuration", "search", "set", f"{called[over]}s"]
-    columns += ["mean WER %", "deviation", "range"]
-    if any(value != "" for _, value, _ in groups):
-        columns.insert(1, called[other])
-    rule = "".join("---:|" if name in ALIGNED_RIGHT else "---|" for name in columns)
-    return f"| {' | '.join(columns)} |\n|{rule}\n" + "\n".join(lines) + "\n"
+    columns = ["configuration", called[other], "search", "set", f"{called[over]}s"]
+    return grid([*columns, "mean WER %", "deviation", "range"], rows)
 
 
 def interval(one: dict, other: dict) -> tuple[float, float, float]:
@@ -214,27 +227,19 @@ def differences(outcomes: Sequence[Outcome], reference: str) -> str:
     }
     if not references:
         raise RecipeError(f"--reference {reference} is none of the configurations")
-    sets = list(outcomes[0].sets)
-    folds = any(outcome.fold for outcome in outcomes)
-    lines = [
-        f"| configuration | seed |{' division |' if folds else ''} search "
-        f"| {' | '.join(sets)} |",
-        f"|---|---:|---{'|---' if folds else ''}" + "|---:" * len(sets) + "|",
-    ]
+    rows = []
     for outcome in outcomes:
         other = references.get((outcome.seed, outcome.fold, outcome.search))
         if other is None or other is outcome:
             continue
-        cells = []
-        for name in sets:
-            difference, low, high = interval(outcome.sets[name], other.sets[name])
+        cells = [outcome.name, str(outcome.seed), outcome.fold, outcome.search]
+        for name, errors in outcome.sets.items():
+            difference, low, high = interval(errors, other.sets[name])
             cells.append(f"{difference:+.1f} ({low:+.1f} to {high:+.1f})")
-        lines.append(
-            f"| {outcome.name} | {outcome.seed} "
-            f"|{f' {outcome.fold} |' if folds else ''} {outcome.search} "
-            f"| {' | '.join(cells)} |"
-        )
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return grid(
+        ["configuration", "seed", "division", "search", *outcomes[0].sets], rows
+    )
 
 
 def report(
