@@ -350,20 +350,17 @@ for kind in train valid; do
     )
 done
 
-# As in ESPnet's recipes, by the training set's statistics unless the YAML says otherwise.
-normalize_options=()
-if ! grep -q '^normalize:' "$train_config" ||
-    grep -qiE "^normalize: *[\"']?global_mvn" "$train_config"; then
-    normalize_options=(--normalize global_mvn)
-    grep -q '^[^#]*stats_file:' "$train_config" ||
-        normalize_options+=(--normalize_conf "stats_file=$stats/train/feats_stats.npz")
-fi
-
 # Every configuration is tried before the first of the stages that take long.
 checked=false
+normalize_options=()
 check_configurations() {
     ! $checked || return 0
-    local options=(--train_config "$train_config") config
+    local options=(--train_config "$train_config") config option normalization
+    normalization=$("$python" -m recipe.normalization --config "$train_config" \
+        --stats_file "$stats/train/feats_stats.npz")
+    while read -r option; do
+        [ -z "$option" ] || normalize_options+=("$option")
+    done <<<"$normalization"
     for config in "${decode_configs[@]}"; do options+=(--decode_config "$config"); done
     run "$python" -m recipe.check "${options[@]}" "${token_options[@]}" "${input_options[@]}" \
         "${normalize_options[@]}" \
