@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,6 +182,10 @@ def test_the_results_are_there_and_shown(tiny, resumed):
     facts = json.loads((expdir / "results.json").read_text())
     assert (facts["decoder"], facts["epochs"]) == ("mega_bias", 6)
     assert facts["searches"]["maes"]["sets"]["train"]["words"] == 11
+    # what the optimizer had moments for: the front-end's mel filters are no parameters
+    checkpoint = torch.load(expdir / "train" / "checkpoint.pth", weights_only=False)
+    moments = checkpoint["optimizers"][0]["state"].values()
+    assert facts["parameters"] == sum(state["exp_avg"].numel() for state in moments)
     for picture in ("loss", "bias"):
         path = expdir / "train" / "images" / f"{picture}.png"
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -155,28 +155,26 @@ def model_facts(train: Path, log: Path) -> dict:
         train: ESPnet's output_dir.
         log: Log of the training.
     """
-    import yaml
-
+    from espnet_mega_bias.tools.quiet import quiet_imports, quiet_logs
     from recipe.checkpoint import load
 
-    config = yaml.safe_load((train / "config.yaml").read_text(encoding="utf-8"))
+    with quiet_imports(), quiet_logs():
+        from espnet2.tasks.asr_transducer import ASRTransducerTask
+
+        model, config = ASRTransducerTask.build_model_from_file(train / "config.yaml")
     states = load(train / "checkpoint.pth")
-    buffers = ("_pe", "num_batches_tracked", "running_mean", "running_var")
-    sizes = {
-        name: value.numel()
-        for name, value in states["model"].items()
-        if not name.endswith(buffers) and not name.startswith("normalize.")
-    }
+    size, decoder_size = (
+        sum(parameter.numel() for parameter in module.parameters())
+        for module in (model, model.decoder)
+    )
     return {
-        "train_config": config["config"],
-        "decoder": config["decoder"],
-        "seed": config["seed"],
+        "train_config": config.config,
+        "decoder": config.decoder,
+        "seed": config.seed,
         "epochs": states["reporter"]["epoch"],
         "minutes": minutes_of_training(log),
-        "parameters": sum(sizes.values()),
-        "decoder_parameters": sum(
-            size for name, size in sizes.items() if name.startswith("decoder.")
-        ),
+        "parameters": size,
+        "decoder_parameters": decoder_size,
     }
 
 
