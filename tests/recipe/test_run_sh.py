@@ -186,6 +186,12 @@ def test_the_results_are_there_and_shown(tiny, resumed):
     checkpoint = torch.load(expdir / "train" / "checkpoint.pth", weights_only=False)
     moments = checkpoint["optimizers"][0]["state"].values()
     assert facts["parameters"] == sum(state["exp_avg"].numel() for state in moments)
+    sizes = {name: value.numel() for name, value in checkpoint["model"].items()}
+    assert facts["decoder_parameters"] == sum(
+        size
+        for name, size in sizes.items()
+        if name.startswith("decoder.") and not name.endswith("rel_pos_bias._pe")
+    )
     for picture in ("loss", "bias"):
         path = expdir / "train" / "images" / f"{picture}.png"
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -21,8 +21,9 @@ def options(config: Path, stats_file: Path) -> list[str]:
         stats_file: The training set's statistics, which need not exist yet.
 
     Returns:
-        None where the YAML says how to normalise; for ``global_mvn``, which ESPnet
-        reads in any case of letters, the statistics, unless the YAML names its own.
+        An empty list where the YAML chooses another normalisation, or none. Else
+        ``--normalize global_mvn`` (in the YAML, ESPnet reads it in any case of
+        letters), and the statistics, unless the YAML names its own.
 
     Raises:
         RecipeError: If the file is no YAML.
