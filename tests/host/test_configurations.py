@@ -133,8 +133,22 @@ def test_the_longer_trainings_differ_in_the_decoder_alone_and_have_the_shorter_o
     assert longer[rnn] == shorter["train_rnn"]
 
 
+def test_the_training_with_vggs_convolutions_has_the_rest_of_the_longer_one():
+    listed, confs = trainings("compare_vgg.sh")
+    longer = trainings("compare_110_epochs.sh")[1]["train_mega_bias_rotary_110_epochs"]
+
+    vgg = "train_mega_bias_rotary_vgg_90_epochs"
+    assert listed == [(vgg, seed) for seed in "123"]
+    parts = longer["encoder_conf"]["input_conf"]
+    parts.update(vgg_like=True, conv_size=[32, 64])
+    longer["max_epoch"] = 90
+    longer["scheduler_conf"]["total_steps"] = 90 * 106 + 1
+    assert confs[vgg] == longer
+
+
 def test_each_training_configuration_of_an4_is_compared():
-    compared = [trainings(s)[1] for s in ("compare.sh", "compare_110_epochs.sh")]
+    scripts = sorted(path.name for path in AN4.glob("compare*.sh"))
+    compared = [trainings(script)[1] for script in scripts]
 
     in_folder = {path.stem for path in AN4.glob("conf/train_*.yaml")}
     assert in_folder == {name for confs in compared for name in confs}
