@@ -133,17 +133,18 @@ def test_the_longer_trainings_differ_in_the_decoder_alone_and_have_the_shorter_o
     assert longer[rnn] == shorter["train_rnn"]
 
 
-def test_the_training_with_vggs_convolutions_has_the_rest_of_the_longer_one():
+def test_the_trainings_with_vggs_convolutions_have_the_rest_of_the_longer_ones():
     listed, confs = trainings("compare_vgg.sh")
-    longer = trainings("compare_110_epochs.sh")[1]["train_mega_bias_rotary_110_epochs"]
+    longer = trainings("compare_110_epochs.sh")[1]
 
-    vgg = "train_mega_bias_rotary_vgg_90_epochs"
-    assert listed == [(vgg, seed) for seed in "123"]
-    parts = longer["encoder_conf"]["input_conf"]
-    parts.update(vgg_like=True, conv_size=[32, 64])
-    longer["max_epoch"] = 90
-    longer["scheduler_conf"]["total_steps"] = 90 * 106 + 1
-    assert confs[vgg] == longer
+    rotary, rnn = "train_mega_bias_rotary_vgg_90_epochs", "train_rnn_vgg_90_epochs"
+    assert listed == [*((rotary, seed) for seed in "123"), (rnn, "1")]
+    for name in rotary, rnn:
+        expected = longer[name.replace("vgg_90", "110")]
+        expected["encoder_conf"]["input_conf"].update(vgg_like=True, conv_size=[32, 64])
+        expected["max_epoch"] = 90
+        expected["scheduler_conf"]["total_steps"] = 90 * 106 + 1
+        assert confs[name] == expected
 
 
 def test_each_training_configuration_of_an4_is_compared():
