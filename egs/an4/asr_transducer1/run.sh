@@ -10,5 +10,5 @@ exec "$top/egs/TEMPLATE/asr_transducer1/asr_transducer.sh" --recipe "$here" --ti
     --train_config "$here/conf/train_mega_bias_rotary.yaml" \
     --decode_configs "$top/conf/decode_default.yaml" \
     --inference_asr_model valid.loss.ave.pth \
-    --time "about 30 minutes on a free core (with 110 epochs an hour)" \
+    --time "about 30 minutes on a free core (with 110 epochs an hour, with VGG 80 minutes)" \
     "$@"
